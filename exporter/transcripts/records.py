@@ -1,7 +1,7 @@
 """Bytes of a transcript -> records. Pure: no input makes it raise, and content is never kept.
 
-What Gemini CLI writes is decoded straight into typed structs, so text, thoughts and tool results are
-skipped without being built. Where a type surprises, the record is taken apart field by field;
+What Gemini CLI writes is decoded straight into typed structs, so text, thoughts and tool results
+are skipped without being built. Where a type surprises, the record is taken apart field by field;
 where the text itself is refused, it is repaired and decoded once more.
 """
 
@@ -120,12 +120,12 @@ _text = msgspec.json.Decoder(str)
 _Bytes = bytes | bytearray | memoryview
 
 
-def head_of(line: _Bytes) -> Record | None:
+def head_of(data: bytes | bytearray, start: int, end: int) -> Record | None:
     """Return a stand-in for a line that certainly holds no usage, judged by its head, else None.
 
-    The stand-in has a type at most; a metadata patch gives an empty record.
+    The line is `data[start:end]`, which may be cut off at its end. The stand-in has a type at most.
     """
-    match = _HEAD.match(line)
+    match = _HEAD.match(data, start, end)
     if match is None:
         return None
     kind = match[1]

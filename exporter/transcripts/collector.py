@@ -1,0 +1,212 @@
+"""Changed transcript -> reader -> one ledger transaction: the loop that keeps a ledger current.
+
+The look at all folders is the truth; file events only make it early.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic
+from typing import Final
+
+from ..ledger.errors import LedgerUnavailableError
+from ..ledger.model import Batch
+from ..ledger.stats import Stats
+from ..ledger.store import Ledger
+from .inventory import Inventory, Key
+from .reader import Reader, Reading, Source
+from .watcher import FolderKind, Watcher
+
+logger = logging.getLogger(__name__)
+
+BATCH_ROWS: Final = 4_000
+"""Turns, tool calls and cursors of one transaction, roughly."""
+
+POLL_SECONDS: Final = 5.0
+LIVE_LOOK_SECONDS: Final = 1.0
+_SCAN_SHARE: Final = 300
+_RETRY_SECONDS: Final = (1.0, 30.0)
+
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done and the bytes there are in all."""
+
+
+class Collector:
+    """Reads what is new in the transcripts of all roots into the ledger; one thread runs it.
+
+    `clock` returns milliseconds since the epoch. `stop` ends the loop, and the wait for a ledger
+    that cannot be written; without it nothing is waited for. Ledger errors that waiting cannot mend
+    are raised.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[str],
+        ledger: Ledger,
+        stats: Stats,
+        clock: Callable[[], int],
+        *,
+        reader: Reader | None = None,
+        stop: threading.Event | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._stats = stats
+        self._clock = clock
+        self._reader = reader or Reader()
+        self._stop = stop
+        self._progress = progress
+        self._inventory = Inventory(roots, ledger.cursors(), ledger.scanned_roots(), stats)
+        self._missing: set[str] = set()
+        self._batch = Batch()
+        self._hashes: dict[Key, str] = {}
+        self._scan_cost = 0.0
+
+    def scan(self, watcher: Watcher | None = None) -> None:
+        """Look at every folder, read all that is new, and commit it."""
+        started = monotonic()
+        inventory = self._inventory
+        inventory.find_folders()
+        if watcher is not None:
+            # Files are listed after this, so none falls between the listing and its watch.
+            kinds = dict.fromkeys(inventory.parents, FolderKind.PARENT)
+            watcher.sync(kinds | dict.fromkeys(inventory.folders, FolderKind.FILES))
+        roots = inventory.present_roots()
+        self._tell_missing(set(inventory.roots) - set(roots))
+        changed = inventory.changed(self._now())
+        self._scan_cost = monotonic() - started
+        self._read_all(changed)
+        if self._stopped():
+            return
+        if not self._ledger.complete or any(map(inventory.is_first_scan, roots)):
+            self._with_patience(lambda: self._ledger.finish_scan(roots))
+            inventory.mark_scanned(roots)
+        self._stats.scans += 1
+        self._stats.last_scan = self._now()
+
+    def look(self, paths: Iterable[str]) -> None:
+        """Read what is new in these files only."""
+        self._read_all(self._inventory.changed_among(paths, self._now()))
+
+    def run(self, watcher: Watcher, wake: threading.Event, rescan_seconds: float) -> None:
+        """Scan, then follow events and the clock until stopped; `stop` must set `wake` too.
+
+        `rescan_seconds` is the longest time between two full looks while events work.
+        """
+        self.scan(watcher)
+        scanned = monotonic()
+        while not self._stopped():
+            events = watcher.mode == "events" and not watcher.unwatched
+            interval = rescan_seconds if events else min(POLL_SECONDS, rescan_seconds)
+            due = scanned + max(interval, _SCAN_SHARE * self._scan_cost)
+            live = self._inventory.live_paths(self._now())
+            rest = max(0.0, due - monotonic())
+            wake.wait(min(rest, LIVE_LOOK_SECONDS) if live else rest)
+            wake.clear()
+            changes = watcher.take()
+            self._stats.watcher_mode = watcher.mode
+            self._stats.watcher_restarts = watcher.restarts
+            if self._stopped():
+                break
+            if changes.everything or changes.folders or monotonic() >= due:
+                self.scan(watcher)
+                scanned = monotonic()
+            else:
+                self.look(changes.files or live)
+
+    def _now(self) -> float:
+        return self._clock() / 1000
+
+    def _stopped(self) -> bool:
+        return self._stop is not None and self._stop.is_set()
+
+    def _tell_missing(self, missing: set[str]) -> None:
+        for root in sorted(missing - self._missing):
+            logger.info(
+                "waiting for a folder that does not exist yet",
+                extra={
+                    "fields": {"root": root, "remedy": "start Gemini CLI, or --transcripts.root"}
+                },
+            )
+        for root in sorted(self._missing - missing):
+            logger.info("the folder is there now", extra={"fields": {"root": root}})
+        self._missing = missing
+
+    def _read_all(self, sources: Sequence[Source]) -> None:
+        """Read files in turn, each up to the reader's budget, so that none starves the others."""
+        stats = self._stats
+        queue = deque((source, _unread(source)) for source in sources)
+        total = stats.pending_bytes = sum(unread for _, unread in queue)
+        while queue and not self._stopped():
+            source, unread = queue.popleft()
+            reading = self._read(source)
+            if reading is not None and reading.pending:
+                queue.append((source._replace(cursor=reading.cursor), reading.pending))
+                unread -= reading.pending
+            stats.pending_bytes -= unread
+            if len(self._batch) >= BATCH_ROWS:
+                self._commit()
+            if self._progress is not None:
+                self._progress(total - stats.pending_bytes, total)
+        self._commit()
+
+    def _read(self, source: Source) -> Reading | None:
+        key = (source.cursor.root, source.cursor.path)
+        first = self._inventory.is_first_scan(source.cursor.root)
+        try:
+            reading = self._reader.read(
+                source, self._clock(), first, self._batch, self._stats.skipped
+            )
+        except OSError as error:
+            self._inventory.refuse(source, error, self._now())
+            return None
+        self._stats.read_bytes += reading.bytes
+        self._batch.cursors[key] = reading.cursor
+        self._hashes[key] = reading.project_hash
+        return reading
+
+    def _commit(self) -> None:
+        """Put the batch into the ledger; only then do the cursors move."""
+        batch, inventory = self._batch, self._inventory
+        batch.gone, inventory.gone = inventory.gone, []
+        if not len(batch):
+            return
+        self._with_patience(lambda: self._ledger.record(batch))
+        for key, cursor in batch.cursors.items():
+            inventory.settle(cursor, self._hashes[key])
+        started = self._stats.started * 1000
+        for turn in batch.turns:
+            if turn.time > started:
+                self._stats.observe_lag(max(0.0, (self._clock() - turn.time) / 1000))
+        self._batch = Batch()
+        self._hashes.clear()
+
+    def _with_patience(self, work: Callable[[], object]) -> None:
+        """Do ledger work, again and again while the ledger cannot be written."""
+        stats = self._stats
+        delay, longest = _RETRY_SECONDS
+        while True:
+            try:
+                work()
+                break
+            except LedgerUnavailableError as error:
+                stats.ledger_errors += 1
+                if stats.ledger_writable:
+                    logger.error("turns stay pending", extra={"fields": {"error": str(error)}})
+                stats.ledger_writable = False
+                stats.pending_turns = len(self._batch.turns)
+                if self._stop is None or self._stop.wait(delay):
+                    raise
+                delay = min(2 * delay, longest)
+        if not stats.ledger_writable:
+            logger.info("the ledger can be written again")
+        stats.ledger_writable = True
+        stats.pending_turns = 0
+
+
+def _unread(source: Source) -> int:
+    """Return the bytes that are new in a file, all of them if it is another file than before."""
+    return max(0, source.size - source.cursor.offset) or source.size

@@ -1,0 +1,244 @@
+"""Records of one transcript, in order -> turns and tool calls: whose they are and which are echoes.
+
+This is where the recording habits of two years of Gemini CLI are known. A message is written again
+whenever it changes, so what has been given out before is not given out again; the ledger would
+ignore it in any case.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..ledger.model import (
+    Batch,
+    Project,
+    Role,
+    Status,
+    TokenUsage,
+    ToolCall,
+    Turn,
+    call_key,
+    message_key,
+)
+from .records import Header, Reason, Record, Tokens, time_of, usage_of
+
+_AHEAD_MS: Final = 5 * 60_000
+_EARLIEST_MS: Final = 1_735_689_600_000
+"""2025-01-01: before any recorded usage. An older timestamp is a broken clock."""
+
+_STATUS: Final = {
+    "success": Status.SUCCESS,
+    "error": Status.ERROR,
+    "cancelled": Status.CANCELLED,
+}
+
+
+class Place(NamedTuple):
+    """What the path of a transcript tells: its project and, where no header does, its session."""
+
+    project: Project
+    session: str
+    parent: str
+    """Session that started these subagents; empty for a main session's folder."""
+
+
+class Moment(NamedTuple):
+    """What to take for the time of a record: milliseconds since the epoch.
+
+    `now` is the time of counting; `fallback` is used where a record has no usable time of its own.
+    """
+
+    now: int
+    fallback: int
+
+
+class Reply(msgspec.Struct):
+    """A `gemini` message as far as the echo rule needs it.
+
+    `unset` says that it was seen without tokens, `followed` that a `user` message came after it.
+    """
+
+    id: str
+    time: str
+    unset: bool
+    tools: bool = False
+    tokens: Tokens | None = None
+    followed: bool = False
+
+
+class Memory(msgspec.Struct):
+    """What must be remembered of a transcript between two reads; stored with its cursor."""
+
+    session: str = ""
+    kind: str = ""
+    model: str = ""
+    project_hash: str = ""
+    last: Reply | None = None
+    before: Reply | None = None
+
+
+Given = dict[str, tuple[bool, int]]
+"""By message id: whether its tokens, and how many of its tool calls, have been given out."""
+
+
+class Conversation:
+    """Takes the records of one transcript in file order and fills a batch.
+
+    `memory` and `given` are changed on the way; `given` only saves work and may start empty.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        memory: Memory,
+        given: Given,
+        moment: Moment,
+        batch: Batch,
+        reasons: Counter[str],
+    ) -> None:
+        self._place = place
+        self._memory = memory
+        self._given = given
+        self._moment = moment
+        self._batch = batch
+        self._reasons = reasons
+
+    def header(self, header: Header) -> None:
+        """Take session facts, and the messages that a checkpoint or a header repeats.
+
+        Repeated messages say nothing about the order of replies: they only count if they are new.
+        """
+        self._facts(header)
+        for record in header.messages or ():
+            if record.type == "gemini":
+                self._give(record)
+
+    def document(self, header: Header) -> None:
+        """Take a whole .json transcript, its messages in order."""
+        self._facts(header)
+        memory = self._memory
+        # Tokens arrive late only on the newest message, so one is all there is to remember.
+        unset = memory.last.id if memory.last is not None and memory.last.unset else None
+        memory.last = memory.before = None
+        for record in header.messages or ():
+            self.message(record)
+            if record.id == unset:
+                self._recall_unset()
+
+    def message(self, record: Record) -> None:
+        """Take the next message; the same id may come many times, each time complete."""
+        memory = self._memory
+        last, before = memory.last, memory.before
+        if record.type != "gemini":
+            if record.type == "user" and last is not None:
+                last.followed = True
+            return
+        if last is not None and record.id == last.id:
+            reply = last
+        elif before is not None and record.id == before.id:
+            reply, before = before, None
+        elif last is not None and record.timestamp < last.time:
+            # An older message is written again, for instance when its tool results are masked.
+            self._give(record)
+            return
+        else:
+            reply, before = Reply(record.id, record.timestamp, record.tokens is None), last
+            memory.last, memory.before = reply, before
+        memory.model = record.model or memory.model
+        reply.tokens = reply.tokens or record.tokens
+        reply.tools = reply.tools or bool(record.tool_calls)
+        self._give(record, before if _is_echo(before, reply) else None)
+
+    def _recall_unset(self) -> None:
+        if self._memory.last is not None:
+            self._memory.last.unset = True
+
+    def _facts(self, header: Header) -> None:
+        memory = self._memory
+        memory.session = header.session or memory.session
+        memory.kind = header.kind or memory.kind
+        memory.project_hash = header.project_hash or memory.project_hash
+
+    def _give(self, record: Record, echo: Reply | None = None) -> None:
+        """Put what is new of a reply, its turn and its tool calls, into the batch."""
+        tokens, calls = record.tokens, record.tool_calls or ()
+        counted, called = self._given.get(record.id, (False, 0))
+        if counted:
+            tokens = None
+        if len(calls) <= called:
+            calls = ()
+        if tokens is None and not calls:
+            return
+        if not record.id:
+            self._reasons[Reason.BAD_SHAPE] += 1
+            return
+        self._given[record.id] = (counted or tokens is not None, max(called, len(calls)))
+        memory, place = self._memory, self._place
+        model = record.model or memory.model
+        key = message_key(record.id)
+        time = self._time(record.timestamp)
+        if tokens is not None:
+            subagent = bool(place.parent) or memory.kind == "subagent"
+            turn = Turn(
+                key,
+                place.parent or memory.session or place.session,
+                Role.SUBAGENT if subagent else Role.MAIN,
+                place.project,
+                model,
+                time,
+                self._usage(tokens),
+                message_key(echo.id) if echo is not None else None,
+            )
+            self._batch.turns.append(turn)
+        for position, call in enumerate(calls):
+            self._batch.calls.append(
+                ToolCall(
+                    key,
+                    call_key(call.id or f"{position} {call.name}"),
+                    call.name,
+                    _STATUS.get(call.status, Status.OTHER),
+                    place.project,
+                    model,
+                    time,
+                )
+            )
+
+    def _usage(self, tokens: Tokens) -> TokenUsage:
+        usage, reason = usage_of(tokens)
+        if reason is not None:
+            self._reasons[reason] += 1
+        return usage
+
+    def _time(self, timestamp: str) -> int:
+        time = time_of(timestamp)
+        if time is None or time < _EARLIEST_MS:
+            self._reasons[Reason.TIME_MISSING] += 1
+            return self._moment.fallback
+        if time > self._moment.now + _AHEAD_MS:
+            self._reasons[Reason.TIME_AHEAD] += 1
+            return self._moment.now
+        return time
+
+
+def _is_echo(first: Reply | None, final: Reply) -> bool:
+    """Tell whether the first reply's usage is the first chunk of the final one's (up to 0.53).
+
+    The CLI put a stream's first usage on the message before it when that one had none: a reply
+    without usage that asked for tools, or an attempt that was tried again. Its prompt then has the
+    same size, and nothing that grows during a stream is larger on the first.
+    """
+    if first is None or first.followed or not (first.unset or first.tools):
+        return False
+    a, b = first.tokens, final.tokens
+    if a is None or b is None:
+        return False
+    return (
+        a.input == b.input
+        and a.output <= b.output
+        and a.cached <= b.cached
+        and a.thoughts <= b.thoughts
+        and a.tool <= b.tool
+    )

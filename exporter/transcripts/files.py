@@ -1,0 +1,67 @@
+"""Opening files that others write: never a link, a pipe or a device, never blocking."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import Final
+
+_FLAGS: Final = (
+    os.O_RDONLY
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_BINARY", 0)
+)
+
+_SIGNED: Final = (1 << 63) - 1
+
+
+class NotRegularError(OSError):
+    """The path is not a regular file."""
+
+
+def open_regular(path: str) -> tuple[int, os.stat_result]:
+    """Return a descriptor and the status of a regular file; raises OSError for anything else."""
+    fd = os.open(path, _FLAGS)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotRegularError("not a regular file")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd, status
+
+
+def identity(status: os.stat_result) -> tuple[int, int]:
+    """Return device and inode, cut to the 63 bits that the ledger stores."""
+    return status.st_dev & _SIGNED, status.st_ino & _SIGNED
+
+
+def read_small(path: str, limit: int) -> bytes:
+    """Return the whole of a small regular file; raises OSError, also if it is over the limit."""
+    fd, status = open_regular(path)
+    with open(fd, "rb") as file:
+        if status.st_size > limit:
+            raise OSError(f"larger than {limit} bytes")
+        return file.read(limit)
+
+
+_ERRORS: Final = {
+    errno.EACCES: "permission",
+    errno.EPERM: "permission",
+    errno.EIO: "io",
+    errno.ESTALE: "stale",
+    errno.ELOOP: "link",
+}
+ERROR_REASONS: Final = ("permission", "io", "stale", "link", "not_regular", "other")
+"""The values that `error_reason` returns."""
+
+
+def error_reason(error: OSError) -> str:
+    """Return in one word why a file or folder could not be read."""
+    if isinstance(error, NotRegularError):
+        return "not_regular"
+    return _ERRORS.get(error.errno or 0, "other")

@@ -1,0 +1,181 @@
+"""Which transcripts there are, and which of them have changed since they were read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from ..ledger.model import FileCursor
+from ..ledger.stats import Stats
+from . import layout
+from .conversation import Place
+from .files import error_reason, identity
+from .layout import Folder
+from .projects import Projects
+from .reader import LOOK_AGAIN, Source, project_hash_of
+
+Key = tuple[str, str]
+"""Root and path below it: the identity of a transcript's cursor."""
+
+LIVE_SECONDS: Final = 600
+"""A transcript that changed within this time is looked at every second, events or not."""
+
+_BACKOFF: Final = (1.0, 300.0)
+
+
+class _Delay(NamedTuple):
+    until: float
+    seconds: float
+
+
+class Inventory:
+    """Knows the folders and cursors of all roots; one thread uses it. Times are seconds."""
+
+    def __init__(
+        self, roots: Sequence[str], cursors: Iterable[FileCursor], scanned: set[str], stats: Stats
+    ) -> None:
+        self.roots = tuple(roots)
+        self.gone: list[Key] = []
+        """Cursors of files that are not there any more, to be dropped from the ledger."""
+        self._stats = stats
+        self._scanned = set(scanned)
+        self._projects = {root: Projects(root) for root in roots}
+        self._cursors = {(c.root, c.path): c for c in cursors if c.root in self._projects}
+        self._folders: dict[str, tuple[str, Folder]] = {}
+        self._parents: list[str] = []
+        self._refused: dict[Key, tuple[int, int]] = {}
+        self._delays: dict[Key, _Delay] = {}
+        self._live: set[Key] = set()
+        for (root, path), cursor in self._cursors.items():
+            self._learn(root, path, project_hash_of(cursor))
+
+    @property
+    def parents(self) -> list[str]:
+        """Folders in which folders of transcripts may appear."""
+        return self._parents
+
+    @property
+    def folders(self) -> list[str]:
+        """Folders that hold transcripts."""
+        return list(self._folders)
+
+    def present_roots(self) -> list[str]:
+        """Return the roots that exist."""
+        return [root for root in self.roots if os.path.isdir(root)]
+
+    def is_first_scan(self, root: str) -> bool:
+        """Tell whether this root has never been read completely."""
+        return root not in self._scanned
+
+    def mark_scanned(self, roots: Iterable[str]) -> None:
+        """Note that all of these roots' transcripts have been read."""
+        self._scanned.update(roots)
+
+    def find_folders(self) -> None:
+        """Look for the folders of all roots; this comes before any listing of files."""
+        self._folders, self._parents = {}, []
+        for root in self.roots:
+            self._projects[root].refresh()
+            tree = layout.tree(root, self._note)
+            self._parents += tree.parents
+            self._folders.update((folder.path, (root, folder)) for folder in tree.chats)
+
+    def changed(self, now: float) -> list[Source]:
+        """List every folder and return the transcripts that have something new."""
+        sources: list[Source] = []
+        listed: set[Key] = set()
+        files = dict.fromkeys(self.roots, 0)
+        for root, folder in self._folders.values():
+            prefix = folder.path[len(root) + 1 :]
+            for name, status in layout.transcripts(folder, self._note):
+                key = (root, os.path.join(prefix, name))
+                listed.add(key)
+                files[root] += 1
+                sources += self._if_changed(key, folder, status, now)
+        self._stats.files = files
+        top = {root for root in self.roots if os.path.isdir(os.path.join(root, "tmp"))}
+        self.gone += [key for key in self._cursors if key not in listed and key[0] in top]
+        for key in self.gone:
+            self._cursors.pop(key, None)
+        self._live &= listed
+        self._delays = {key: delay for key, delay in self._delays.items() if key in listed}
+        self._refused = {key: mark for key, mark in self._refused.items() if key in listed}
+        return sources
+
+    def changed_among(self, paths: Iterable[str], now: float) -> list[Source]:
+        """Return those of the named files that are transcripts with something new."""
+        sources: list[Source] = []
+        for path in sorted(paths):
+            folder_path, name = os.path.split(path)
+            root, folder = self._folders.get(folder_path, ("", None))
+            if folder is not None and layout.is_transcript(name, folder.parent):
+                with suppress(OSError):
+                    status = os.lstat(path)
+                    sources += self._if_changed((root, path[len(root) + 1 :]), folder, status, now)
+        return sources
+
+    def live_paths(self, now: float) -> list[str]:
+        """Return the transcripts that changed lately, or must be looked at once more."""
+        self._live = {key for key in self._live if self._is_live(key, now)}
+        return [os.path.join(*key) for key in self._live]
+
+    def settle(self, cursor: FileCursor, project_hash: str) -> None:
+        """Take over the cursor of a file once the ledger has it."""
+        key = (cursor.root, cursor.path)
+        self._cursors[key] = cursor
+        self._live.add(key)
+        self._delays.pop(key, None)
+        self._learn(*key, project_hash)
+
+    def refuse(self, source: Source, error: OSError, now: float) -> None:
+        """Count a file that could not be read, and leave it alone for a while."""
+        key = (source.cursor.root, source.cursor.path)
+        if isinstance(error, FileNotFoundError):
+            return
+        self._note(error)
+        last = self._delays.get(key, _Delay(0, _BACKOFF[0] / 2))
+        seconds = min(2 * last.seconds, _BACKOFF[1])
+        self._delays[key] = _Delay(now + seconds, seconds)
+
+    def _is_live(self, key: Key, now: float) -> bool:
+        cursor = self._cursors.get(key)
+        if cursor is None:
+            return False
+        return cursor.mtime == LOOK_AGAIN or now - cursor.mtime / 1e9 < LIVE_SECONDS
+
+    def _if_changed(
+        self, key: Key, folder: Folder, status: os.stat_result, now: float
+    ) -> Iterator[Source]:
+        cursor = self._cursors.get(key)
+        if cursor is not None and (
+            cursor.mtime == status.st_mtime_ns
+            and cursor.size == status.st_size
+            and (cursor.device, cursor.inode) == identity(status)
+        ):
+            return
+        if not stat.S_ISREG(status.st_mode):
+            mark = (status.st_ino, status.st_mtime_ns)
+            if self._refused.get(key) != mark:
+                self._refused[key] = mark
+                reason = "link" if stat.S_ISLNK(status.st_mode) else "not_regular"
+                self._stats.file_errors[reason] += 1
+            return
+        if key in self._delays and now < self._delays[key].until:
+            return
+        root, path = key
+        project = self._projects[root].project(folder.project)
+        stem = os.path.basename(path).partition(".json")[0]
+        place = Place(project, stem[-8:], folder.parent)
+        cursor = cursor or FileCursor(root, path)
+        yield Source(os.path.join(root, path), status.st_size, cursor, place)
+
+    def _learn(self, root: str, path: str, project_hash: str) -> None:
+        if project_hash:
+            self._projects[root].learn(path.split(os.sep)[1], project_hash)
+
+    def _note(self, error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            self._stats.file_errors[error_reason(error)] += 1

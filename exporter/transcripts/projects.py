@@ -1,0 +1,82 @@
+"""Project folder -> project: the rules by which a hash or a slug folder gets its name."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from ..ledger.model import Project
+from .files import read_small
+from .layout import is_hash
+
+_PATH_LIMIT: Final = 16_384
+_REGISTRY_LIMIT: Final = 16_000_000
+
+
+class _Registry(msgspec.Struct):
+    projects: dict[str, str] = {}
+
+
+class Projects:
+    """Names the project folders of one root.
+
+    A path is known from `.project_root` beside `chats`, else from `projects.json`. A hash folder
+    belongs to the slug of the path with that SHA-256, or to the slug folder whose transcripts carry
+    that `projectHash` (on Windows only this finds it: stored paths are lower-cased there).
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._known: dict[str, Project] = {}
+        self._by_hash: dict[str, Project] = {}
+        self._paths: dict[str, str] = {}
+        self._registry_stamp: tuple[int, int] | None = None
+
+    def refresh(self) -> None:
+        """Read `projects.json` again if it has changed; it may be missing or half written."""
+        path = os.path.join(self._root, "projects.json")
+        try:
+            status = os.stat(path)
+            stamp = (status.st_mtime_ns, status.st_size)
+            if stamp == self._registry_stamp:
+                return
+            registry = msgspec.json.decode(read_small(path, _REGISTRY_LIMIT), type=_Registry)
+        except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return
+        self._registry_stamp = stamp
+        for place, slug in registry.projects.items():
+            self._paths[slug] = place
+            self._learn_path(Project(slug, place))
+
+    def project(self, folder: str) -> Project:
+        """Return the project of a folder below `tmp`."""
+        project = self._known.get(folder)
+        if project is None or (not project.path and not is_hash(folder)):
+            project = self._by_hash.get(folder) if is_hash(folder) else self._named(folder)
+            if project is None:
+                return Project(f"unknown-{folder[:8]}")
+            self._known[folder] = project
+        return project
+
+    def learn(self, folder: str, project_hash: str) -> None:
+        """Note the `projectHash` that a transcript in a slug folder carries."""
+        if not is_hash(folder) and is_hash(project_hash):
+            self._by_hash.setdefault(project_hash, self.project(folder))
+
+    def _named(self, slug: str) -> Project:
+        path = self._paths.get(slug, "")
+        marker = os.path.join(self._root, "tmp", slug, ".project_root")
+        with suppress(OSError):
+            path = os.fsdecode(read_small(marker, _PATH_LIMIT)).strip() or path
+        project = Project(slug, path)
+        if path:
+            self._learn_path(project)
+        return project
+
+    def _learn_path(self, project: Project) -> None:
+        digest = sha256(project.path.encode("utf-8", "surrogateescape")).hexdigest()
+        self._by_hash.setdefault(digest, project)

@@ -1,0 +1,263 @@
+"""One transcript file: read on from a cursor, in both formats."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, OrderedDict
+from hashlib import blake2b
+from io import FileIO
+from typing import Final, NamedTuple
+
+import msgspec
+
+from ..ledger.model import Batch, FileCursor
+from .conversation import Conversation, Given, Memory, Moment, Place
+from .files import identity, open_regular
+from .layout import is_document
+from .records import Reason, Record, head_of, parse_document, parse_line
+
+BUFFER: Final = 1 << 20
+MAX_LINE: Final = 64 << 20
+MAX_DOCUMENT: Final = 256 << 20
+BUDGET: Final = 16 << 20
+"""Bytes of one .jsonl file that are read before the other files have their turn."""
+
+LOOK_AGAIN: Final = -1
+"""A modification time that no file has: the file is opened once more, changed or not."""
+
+_EDGE: Final = 256
+_RACY_NS: Final = 50_000_000
+_SETTLED_NS: Final = 5_000_000_000
+_LIVE_FILES: Final = 64
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Memory).decode
+
+
+class Source(NamedTuple):
+    """A transcript to read: where to open it, how far it was read, and what its path tells."""
+
+    path: str
+    size: int
+    cursor: FileCursor
+    place: Place
+
+
+class Reading(NamedTuple):
+    """What one read of one file gave, apart from the turns and calls in the batch."""
+
+    cursor: FileCursor
+    bytes: int
+    pending: int
+    """Bytes that are left for the next read because of the budget; an unfinished line is not."""
+    project_hash: str
+
+
+class Reader:
+    """Reads transcripts one after the other through one reused buffer; not thread-safe."""
+
+    def __init__(
+        self, *, buffer: int = BUFFER, max_line: int = MAX_LINE, budget: int = BUDGET
+    ) -> None:
+        self._buffer = bytearray(buffer)
+        self._max_line = max_line
+        self._budget = budget
+        self._given: OrderedDict[tuple[str, str], Given] = OrderedDict()
+
+    def read(
+        self, source: Source, now: int, first_scan: bool, batch: Batch, reasons: Counter[str]
+    ) -> Reading:
+        """Read what is new in a file and add its turns and calls to the batch.
+
+        `now` is the time in milliseconds since the epoch. On a first scan a record without a time
+        of its own takes the file's. Raises OSError if the file cannot be opened or read; the batch
+        may then hold turns that the ledger will see again.
+        """
+        old = source.cursor
+        memory = _decode(old.context) if old.context else Memory()
+        fd, status = open_regular(source.path)
+        with FileIO(fd) as file:
+            offset = old.offset
+            if not _is_same(file, status, old):
+                # Same path, other content: most likely the same session, so its model still holds.
+                offset, memory.last, memory.before = 0, None, None
+                self.forget(old)
+            new = FileCursor(
+                old.root,
+                old.path,
+                *identity(status),
+                status.st_size,
+                status.st_mtime_ns,
+                offset,
+            )
+            fallback = status.st_mtime_ns // 1_000_000 if first_scan else now
+            moment = Moment(now, fallback)
+            given = self._given_of(old)
+            talk = Conversation(source.place, memory, given, moment, batch, reasons)
+            pending = 0
+            if is_document(source.path):
+                count = _read_document(file, new, talk, now, reasons)
+            else:
+                lines = _Lines(file, new, talk, reasons, self._buffer, self._max_line)
+                pending = lines.read(self._budget)
+                count = lines.count
+                new.fingerprint = _fingerprint(file, new.offset)
+        new.context = _encode(memory)
+        return Reading(new, count, pending, memory.project_hash)
+
+    def forget(self, cursor: FileCursor) -> None:
+        """Drop what is only kept to save work on a file."""
+        self._given.pop((cursor.root, cursor.path), None)
+
+    def _given_of(self, cursor: FileCursor) -> Given:
+        key = (cursor.root, cursor.path)
+        given = self._given.setdefault(key, {})
+        self._given.move_to_end(key)
+        if len(self._given) > _LIVE_FILES:
+            self._given.popitem(last=False)
+        return given
+
+
+class _Lines:
+    """The lines of a .jsonl file from the cursor's offset on; the cursor moves line by line."""
+
+    def __init__(
+        self,
+        file: FileIO,
+        cursor: FileCursor,
+        talk: Conversation,
+        reasons: Counter[str],
+        buffer: bytearray,
+        max_line: int,
+    ) -> None:
+        self.count = 0
+        """Bytes read so far."""
+        self._file = file
+        self._cursor = cursor
+        self._talk = talk
+        self._reasons = reasons
+        self._buffer = buffer
+        self._max_line = max_line
+        self._filled = 0
+        self._ahead = 0
+        """Bytes of the current line that were dropped in front of the buffer."""
+        self._head: Record | None = None
+        """Stands for the current line while it is dropped."""
+
+    def read(self, budget: int) -> int:
+        """Read to the last newline or past the budget; return the bytes left because of it."""
+        cursor = self._cursor
+        start = cursor.offset
+        self._file.seek(start)
+        while self.count < budget or cursor.offset == start:
+            count = self._file.readinto(memoryview(self._buffer)[self._filled :])
+            if not count:
+                return 0
+            self.count += count
+            self._split(self._filled, self._filled + count)
+        return max(0, cursor.size - cursor.offset)
+
+    def _split(self, searched: int, end: int) -> None:
+        """Take the complete lines of the buffer and move the rest to its front."""
+        buffer = self._buffer
+        begin, newline = 0, buffer.find(b"\n", searched, end)
+        with memoryview(buffer) as view:
+            while newline >= 0:
+                if self._ahead:
+                    self._finish_dropped()
+                else:
+                    self._take(view, begin, newline)
+                self._cursor.offset += newline + 1 - begin
+                begin = newline + 1
+                newline = buffer.find(b"\n", begin, end)
+            rest = end - begin
+            if begin:
+                view[:rest] = view[begin:end]
+        self._filled = rest
+        if self._ahead:
+            self._ahead += rest
+            self._filled = 0
+        elif rest == len(buffer):
+            self._make_room()
+
+    def _take(self, view: memoryview, begin: int, end: int) -> None:
+        head = head_of(self._buffer, begin, end)
+        if head is not None:
+            self._talk.message(head)
+            return
+        if end - begin <= 1 and not bytes(view[begin:end]).strip():
+            return
+        parsed = parse_line(view[begin:end])
+        if parsed.record is not None:
+            self._talk.message(parsed.record)
+        elif parsed.header is not None:
+            self._talk.header(parsed.header)
+        if parsed.reasons:
+            self._reasons.update(parsed.reasons)
+
+    def _make_room(self) -> None:
+        """The buffer is full of one unfinished line: drop what needs no decoding, else grow."""
+        size = len(self._buffer)
+        self._head = head_of(self._buffer, 0, size)
+        if self._head is not None or size >= self._max_line:
+            self._ahead = size
+            self._filled = 0
+            return
+        larger = bytearray(min(2 * size, self._max_line))
+        larger[:size] = self._buffer
+        self._buffer = larger
+
+    def _finish_dropped(self) -> None:
+        if self._head is not None:
+            self._talk.message(self._head)
+        else:
+            self._reasons[Reason.LINE_TOO_LONG] += 1
+        self._cursor.offset += self._ahead
+        self._ahead = 0
+
+
+def _read_document(
+    file: FileIO, cursor: FileCursor, talk: Conversation, now: int, reasons: Counter[str]
+) -> int:
+    """Read a .json transcript and return its size; it may be cut off while it is rewritten."""
+    if cursor.size > MAX_DOCUMENT:
+        reasons[Reason.LINE_TOO_LONG] += 1
+        return 0
+    data = file.readall()
+    age = now * 1_000_000 - cursor.mtime
+    if len(data) != cursor.size or 0 <= age < _RACY_NS:
+        # It may change once more without another size or time, so it must be looked at again.
+        cursor.mtime = LOOK_AGAIN
+    if not data:
+        return 0
+    parsed = parse_document(data)
+    if parsed.header is not None:
+        talk.document(parsed.header)
+    elif 0 <= age < _SETTLED_NS:
+        cursor.mtime = LOOK_AGAIN
+        return len(data)
+    reasons.update(parsed.reasons)
+    return len(data)
+
+
+def _is_same(file: FileIO, status: os.stat_result, cursor: FileCursor) -> bool:
+    """Tell whether the file still is what the cursor was made for, up to the cursor's offset."""
+    return (
+        identity(status) == (cursor.device, cursor.inode)
+        and status.st_size >= cursor.offset
+        and (not cursor.offset or _fingerprint(file, cursor.offset) == cursor.fingerprint)
+    )
+
+
+def _fingerprint(file: FileIO, offset: int) -> bytes:
+    """Return a digest of the first bytes of a file and of the last ones before the offset."""
+    size = min(_EDGE, offset)
+    file.seek(0)
+    head = file.read(size)
+    file.seek(offset - size)
+    return blake2b(head + file.read(size), digest_size=8).digest()
+
+
+def project_hash_of(cursor: FileCursor) -> str:
+    """Return the `projectHash` that a transcript carries, as far as it was read before."""
+    return _decode(cursor.context).project_hash if cursor.context else ""
