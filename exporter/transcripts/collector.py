@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..ledger.errors import LedgerUnavailableError
 from ..ledger.model import Batch
@@ -18,7 +18,10 @@ from ..ledger.stats import Stats
 from ..ledger.store import Ledger
 from .inventory import Inventory, Key
 from .reader import Reader, Reading, Source
-from .watcher import FolderKind, Watcher
+from .watcher import FolderKind
+
+if TYPE_CHECKING:
+    from .watcher import Watcher
 
 logger = logging.getLogger(__name__)
 
