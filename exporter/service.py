@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final
 
+from . import __version__
 from .ledger.errors import LedgerError, LedgerUnavailableError
 from .ledger.labels import ProjectLabel
 from .ledger.pricing import PriceBook, PriceOverride, PriceTier
@@ -20,7 +21,7 @@ from .ledger.store import Ledger
 from .outputs.prometheus import Exposition, negotiate
 from .transcripts.collector import Collector, Progress
 from .transcripts.files import ERROR_REASONS
-from .transcripts.records import Reason
+from .transcripts.shapes import Reason
 
 if TYPE_CHECKING:
     from .settings import ModelPrice, PriceAbove, Settings
@@ -65,7 +66,7 @@ def serve(settings: Settings) -> int:
         try:
             sockets = [parts.enter_context(bind(*at)) for at in settings.web.listen_address]
             ledger = parts.enter_context(_ledger(settings, str(settings.web.listen_address[0])))
-            server = WebServer(_Pages(ledger, stats, settings), sockets)
+            server = WebServer(_Pages(ledger, stats), sockets, version=__version__)
             server.start()
         except WebError as error:
             raise ServiceError(str(error)) from None
@@ -80,9 +81,7 @@ def serve(settings: Settings) -> int:
             collector.run(watcher, wake, settings.transcripts.rescan_interval)
         except LedgerUnavailableError as error:
             fields = {"turns": stats.pending_turns, "error": str(error)}
-            logger.error(
-                "stopped; these turns are read again", extra={"fields": fields}
-            )
+            logger.error("stopped; these turns are read again", extra={"fields": fields})
     logger.info("stopped")
     return 0
 
@@ -90,10 +89,9 @@ def serve(settings: Settings) -> int:
 class _Pages:
     """What the web pages show of this exporter."""
 
-    def __init__(self, ledger: Ledger, stats: Stats, settings: Settings) -> None:
+    def __init__(self, ledger: Ledger, stats: Stats) -> None:
         self._ledger = ledger
         self._stats = stats
-        self._settings = settings
         self._exposition = Exposition(ledger, stats, _now)
 
     def metrics(self, accept: str) -> tuple[bytes, str] | None:
@@ -114,7 +112,6 @@ class _Pages:
         snapshot = self._ledger.snapshot()
         last = max((activity.last_turn for activity in snapshot.activity.values()), default=0)
         return [
-            ("State", self.not_ready() or "up to date"),
             ("Turns in the ledger", f"{snapshot.ledger_turns:,}"),
             ("Last turn", _moment(last / 1000) if last else "none yet"),
             ("Transcripts", f"{sum(stats.files.values()):,} in {', '.join(stats.files) or 'none'}"),

@@ -1,4 +1,4 @@
-"""Small things that many tests need: a clock that is set by hand, and a collector on a scratch home."""
+"""Small things that many tests need: a clock set by hand, and a collector on a scratch home."""
 
 from __future__ import annotations
 
@@ -17,11 +17,16 @@ from exporter.ledger.totals import Snapshot
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.files import ERROR_REASONS
 from exporter.transcripts.reader import Reader
-from exporter.transcripts.records import Reason
+from exporter.transcripts.shapes import Reason
 from tests.real import Expected, ToolCount, Usage
 
 BOOK = PriceBook()
 """Shared, since it remembers the published prices that it has looked up."""
+
+
+def dumps(value: Any) -> bytes:
+    """Return JSON as the CLI writes a line, without the newline."""
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def millis(text: str) -> int:
@@ -42,7 +47,9 @@ class Clock:
 class Home:
     """A scratch root with a ledger of its own and a collector, restarted at will."""
 
-    def __init__(self, folder: Path, root: Path | None = None, reader: Reader | None = None) -> None:
+    def __init__(
+        self, folder: Path, root: Path | None = None, reader: Reader | None = None
+    ) -> None:
         self.clock = Clock()
         self.root = root or folder / "gemini"
         self.path = folder / "ledger.db"
@@ -80,8 +87,7 @@ class Home:
         path = self.chats(project) / name
         with path.open("ab") as file:
             file.writelines(
-                line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n"
-                for line in lines
+                line if isinstance(line, bytes) else dumps(line) + b"\n" for line in lines
             )
         return path
 

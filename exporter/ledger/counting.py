@@ -3,26 +3,54 @@
 from __future__ import annotations
 
 import sqlite3
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
 
 from .model import Role, Status, TokenUsage, ToolCall, Turn
 from .names import Names
 from .pricing import PriceBook
-from .totals import Sums, UsageKey
+from .totals import Sums, bucket_of
 
 _DAY_MS: Final = 86_400_000
+_NEVER: Final = 1 << 62
+_VARIABLES: Final = 500
+"""Values that one query looks for at a time."""
 
-_INSERT_CALL: Final = "INSERT INTO tool_call VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING"
 _FAILURES: Final = (Status.ERROR, Status.CANCELLED)
 
 SeriesKey = tuple[str, int, int, int]
 """Family of series that are born together, and the ids of project, model and tool (0: none)."""
 
+Place = tuple[int, int, int]
+"""Ids of the project, model and rate that a turn is counted under; rate 0 is unpriced."""
+
+
+class _Tally:
+    """Sums and event times of the turns of one place and one kind of session."""
+
+    __slots__ = ("cached", "first", "input", "last", "output", "thoughts", "tool", "turns")
+
+    def __init__(self) -> None:
+        self.turns = self.input = self.cached = self.output = self.thoughts = self.tool = 0
+        self.first, self.last = _NEVER, 0
+
+    def add(self, usage: TokenUsage, turns: int = 1) -> None:
+        self.turns += turns
+        self.input += turns * usage.input
+        self.cached += turns * usage.cached
+        self.output += turns * usage.output
+        self.thoughts += turns * usage.thoughts
+        self.tool += turns * usage.tool
+
+    def usage(self) -> TokenUsage:
+        return TokenUsage(self.input, self.cached, self.output, self.thoughts, self.tool)
+
 
 class Counting:
     """Counts turns and calls inside an open transaction and keeps the changes beside it.
 
-    Nothing here reaches the totals in memory before the transaction has been committed.
+    Nothing here reaches the totals in memory before the transaction has been committed. New rows
+    are written together, which is several times faster than one by one.
     """
 
     def __init__(self, db: sqlite3.Connection, names: Names, book: PriceBook) -> None:
@@ -33,69 +61,32 @@ class Counting:
         """Projects of the main sessions that had their first turn."""
         self.prices: dict[int, tuple[int, int]] = {}
         """Day and base rate by model, the latest day of each."""
+        self.last_turns: dict[int, int] = {}
+        """Time of the last turn by project."""
         self.born: dict[SeriesKey, int] = {}
         """Time of the earliest turn of each series that this transaction touched."""
         self._db = db
         self._names = names
         self._book = book
-        self._fresh: set[bytes] = set()
+        self._turns: dict[bytes, list[Any]] = {}
+        self._calls: dict[tuple[bytes, int], list[int]] = {}
+        self._tallies: dict[tuple[int, int, int, bool], _Tally] = {}
 
-    def turn(self, turn: Turn) -> bool:
-        """Count a turn unless its message id is known; tell whether one more reply was counted."""
-        names = self._names
-        if self._db.execute("SELECT 1 FROM turn WHERE id = ?", (turn.id,)).fetchone():
-            return False
-        project, model = names.project(turn.project), names.model(turn.model)
-        session, first = names.session(turn.session, project, turn.role is Role.MAIN, turn.time)
-        if first:
-            self.new_sessions.append(project)
-            self._bear("sessions", turn.time, project)
-        rate = names.rate(self._book.rate(turn.model, turn.time, turn.usage.prompt))
-        echo = turn.echo and self._take_echo(turn.echo)
-        usage = turn.usage
-        if echo:
-            first_part, place, fresh = echo
-            if fresh:
-                self.sums.add_prompt(place[1], first_part.prompt, -1)
-                self.sums.add_prompt(model, usage.prompt)
-            else:
-                # Others may have seen the first part already: its place stays, and no kind shrinks.
-                # The prompt is the same; how much of it was cached is taken as first reported.
-                project, model, rate = place
-                usage = TokenUsage(
-                    first_part.input, first_part.cached, usage.output, usage.thoughts, usage.tool
-                )
-        else:
-            self.sums.add_prompt(model, usage.prompt)
-        self._db.execute(
-            "INSERT INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (turn.id, session, project, model, turn.time, *usage, rate, turn.role),
-        )
-        self._fresh.add(turn.id)
-        self._add((project, model, rate), usage)
-        self._mark(session, project, model, rate, turn)
-        return not echo
-
-    def call(self, call: ToolCall) -> None:
-        """Count a tool call unless its key is known; a known one may still turn out to have failed."""
-        names = self._names
-        project, model = names.project(call.project), names.model(call.model)
-        tool = names.tool(call.tool)
-        row = (call.message, call.call, project, model, tool, call.status)
-        calls = self._db.execute(_INSERT_CALL, row).rowcount
-        if not calls:
-            # A counter never falls, so only a change from success to failure can be followed.
-            key = (call.message, call.call)
-            where = "WHERE message = ? AND call = ?"
-            project, model, tool, known = self._db.execute(
-                f"SELECT project, model, tool, status FROM tool_call {where}", key
-            ).fetchone()
-            if known in _FAILURES or call.status not in _FAILURES:
-                return
-            self._db.execute(f"UPDATE tool_call SET status = ? {where}", (call.status, *key))
-        errors, cancellations = (int(call.status is failure) for failure in _FAILURES)
-        self.sums.add_tool((project, model, tool), calls, errors, cancellations)
-        self._bear("tool", call.time, project, model, tool)
+    def count(self, turns: Sequence[Turn], calls: Sequence[ToolCall]) -> int:
+        """Count what the ledger does not know yet; return how many more replies that makes."""
+        known = {key for (key,) in self._find("id FROM turn WHERE id", [t.id for t in turns])}
+        replies = sum(self._turn(turn) for turn in turns if turn.id not in known)
+        stored = {
+            (message, call): list(row)
+            for message, call, *row in self._find(
+                "message, call, project, model, tool, status FROM tool_call WHERE message",
+                list({call.message for call in calls}),
+            )
+        }
+        for call in calls:
+            self._call(call, stored)
+        self._write()
+        return replies
 
     def reprice(self, now: int) -> None:
         """Give each turn without a rate the one that the price book has for it now, if any.
@@ -103,7 +94,7 @@ class Counting:
         The prices for display are looked up again, as of `now` in milliseconds since the epoch.
         """
         unpriced = self._db.execute(
-            "SELECT t.id, m.label, t.time, t.project, t.model, input, cached, output, thoughts, tool"
+            "SELECT t.id, m.label, time, project, t.model, input, cached, output, thoughts, tool"
             " FROM turn t JOIN model m ON m.id = t.model WHERE rate = 0 AND role != ?",
             (Role.ECHO,),
         ).fetchall()
@@ -112,48 +103,127 @@ class Counting:
             rate = self._names.rate(self._book.rate(name, time, usage.prompt))
             if rate:
                 self._db.execute("UPDATE turn SET rate = ? WHERE id = ?", (rate, key))
-                self.sums.add_usage((project, model, 0), usage, -1)
-                self.sums.add_usage((project, model, rate), usage)
+                taken = TokenUsage(*(-count for count in usage))
+                self.sums.add_usage((project, model, 0), taken, -1)
+                self.sums.add_usage((project, model, rate), usage, 1)
                 self._bear("cost", time, project, model)
         for model, name in self._db.execute("SELECT id, label FROM model").fetchall():
             self._show_price(model, name, now)
 
-    def _take_echo(self, key: bytes) -> tuple[TokenUsage, UsageKey, bool] | None:
+    def _find(self, query: str, keys: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
+        for start in range(0, len(keys), _VARIABLES):
+            some = keys[start : start + _VARIABLES]
+            marks = ", ".join("?" * len(some))
+            yield from self._db.execute(f"SELECT {query} IN ({marks})", some)
+
+    def _turn(self, turn: Turn) -> bool:
+        """Count a turn that the ledger did not know before this transaction."""
+        if turn.id in self._turns:
+            return False
+        names, usage, time = self._names, turn.usage, turn.time
+        main = turn.role is Role.MAIN
+        project, model = names.project(turn.project), names.model(turn.model)
+        session, first = names.session(turn.session, project, main, time)
+        if first:
+            self.new_sessions.append(project)
+        rate = names.rate(self._book.rate(turn.model, time, usage.prompt))
+        echo = turn.echo and self._take_echo(turn.echo)
+        if echo:
+            first_part, place, fresh = echo
+            if fresh:
+                self.sums.add_prompt(place[1], bucket_of(first_part.prompt), -1)
+                self.sums.add_prompt(model, bucket_of(usage.prompt))
+            else:
+                # Others may have seen the first part already: its place stays, and no kind shrinks.
+                # The prompt is the same; how much of it was cached is taken as first reported.
+                project, model, rate = place
+                usage = TokenUsage(
+                    first_part.input, first_part.cached, usage.output, usage.thoughts, usage.tool
+                )
+        else:
+            self.sums.add_prompt(model, bucket_of(usage.prompt))
+        self._turns[turn.id] = [turn.id, session, project, model, time, *usage, rate, turn.role]
+        tally = self._tally((project, model, rate), main)
+        tally.add(usage)
+        tally.first = min(tally.first, time)
+        tally.last = max(tally.last, time)
+        if time >= self.active.get(session, (0, 0))[1]:
+            self.active[session] = (project, time)
+        return not echo
+
+    def _take_echo(self, key: bytes) -> tuple[TokenUsage, Place, bool] | None:
         """Stop counting a message as a reply of its own; None where it was not counted as one.
 
         Returns its usage, its place in the sums, and whether this transaction counted it.
         """
-        row = self._db.execute(
-            "SELECT project, model, rate, input, cached, output, thoughts, tool FROM turn"
-            " WHERE id = ? AND role != ?",
-            (key, Role.ECHO),
-        ).fetchone()
+        row = self._turns.get(key)
+        fresh = row is not None
         if row is None:
+            stored = self._db.execute("SELECT * FROM turn WHERE id = ?", (key,)).fetchone()
+            if stored is None:
+                return None
+            row = list(stored)
+        _, _, project, model, _, *counts, rate, role = row
+        if role == Role.ECHO:
             return None
-        self._db.execute(
-            "UPDATE turn SET role = ?, input = 0, cached = 0, output = 0, thoughts = 0, tool = 0,"
-            " rate = 0 WHERE id = ?",
-            (Role.ECHO, key),
+        row[5:] = [0, 0, 0, 0, 0, 0, Role.ECHO]
+        if not fresh:
+            self._db.execute("REPLACE INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+        place, usage = (project, model, rate), TokenUsage(*counts)
+        self._tally(place, role == Role.MAIN).add(usage, -1)
+        return usage, place, fresh
+
+    def _call(self, call: ToolCall, stored: dict[tuple[bytes, int], list[int]]) -> None:
+        """Count a tool call unless its key is known; a known one may still fail."""
+        key = (call.message, call.call)
+        row = self._calls.get(key) or stored.get(key)
+        new = int(row is None)
+        if row is None:
+            names = self._names
+            project, model = names.project(call.project), names.model(call.model)
+            row = [project, model, names.tool(call.tool), call.status]
+        elif row[3] in _FAILURES or call.status not in _FAILURES:
+            return  # a counter never falls, so only a change to a failure can be followed
+        row[3] = call.status
+        self._calls[key] = row
+        project, model, tool, status = row
+        errors, cancellations = status == Status.ERROR, status == Status.CANCELLED
+        self.sums.add_tool((project, model, tool), new, errors, cancellations)
+        self._bear("tool", call.time, project, model, tool)
+
+    def _write(self) -> None:
+        """Write the new rows, and bring the tallies into the sums."""
+        # In the order of their keys, as the table keeps them.
+        self._db.executemany(
+            "INSERT INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [self._turns[key] for key in sorted(self._turns)],
         )
-        place, usage = row[:3], TokenUsage(*row[3:])
-        self._add(place, usage, -1)
-        return usage, place, key in self._fresh
+        self._db.executemany(
+            "REPLACE INTO tool_call VALUES (?, ?, ?, ?, ?, ?)",
+            [(*key, *row) for key, row in sorted(self._calls.items())],
+        )
+        for (project, model, rate, main), tally in self._tallies.items():
+            usage = tally.usage()
+            self.sums.add_usage((project, model, rate), usage, tally.turns)
+            if not rate:
+                self.sums.add_unpriced((project, model), usage.total)
+            if tally.first == _NEVER:
+                continue  # only an echo was taken away here
+            self._bear("usage", tally.first, project, model)
+            self._bear("prompt", tally.first, 0, model)
+            if main:
+                self._bear("sessions", tally.first, project)
+            if rate:
+                self._bear("cost", tally.first, project, model)
+                self._show_price(model, self._names.model_label(model), tally.last)
+            self.last_turns[project] = max(tally.last, self.last_turns.get(project, 0))
 
-    def _add(self, place: UsageKey, usage: TokenUsage, turns: int = 1) -> None:
-        self.sums.add_usage(place, usage, turns)
-        if not place[2]:
-            self.sums.add_unpriced(place[:2], turns * usage.total)
-
-    def _mark(self, session: int, project: int, model: int, rate: int, turn: Turn) -> None:
-        """Note everything about a counted turn that is not a sum."""
-        time = turn.time
-        if time >= self.active.get(session, (0, 0))[1]:
-            self.active[session] = (project, time)
-        self._bear("usage", time, project, model)
-        self._bear("prompt", time, 0, model)
-        if rate:
-            self._bear("cost", time, project, model)
-            self._show_price(model, turn.model, time)
+    def _tally(self, place: Place, main: bool) -> _Tally:
+        key = (*place, main)
+        tally = self._tallies.get(key)
+        if tally is None:
+            tally = self._tallies[key] = _Tally()
+        return tally
 
     def _show_price(self, model: int, name: str, time: int) -> None:
         day = time // _DAY_MS
@@ -164,5 +234,5 @@ class Counting:
 
     def _bear(self, family: str, time: int, project: int, model: int = 0, tool: int = 0) -> None:
         key = (family, project, model, tool)
-        if time < self.born.get(key, 1 << 62):
+        if time < self.born.get(key, _NEVER):
             self.born[key] = time

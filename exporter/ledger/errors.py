@@ -7,5 +7,5 @@ class LedgerError(Exception):
     """The ledger cannot be used as it is; the message is one line and says what to do."""
 
 
-class LedgerUnavailable(Exception):
+class LedgerUnavailableError(Exception):
     """The ledger cannot be written at the moment (full disk, read-only, busy): try again later."""

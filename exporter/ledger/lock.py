@@ -23,7 +23,7 @@ _LOCK_AT = 1 << 30
 class LedgerLock:
     """An exclusive lock on `<ledger>.lock`, released by the operating system if we are killed.
 
-    It is a file of its own because closing any descriptor of the database would drop SQLite's locks.
+    It is a file of its own: closing any descriptor of the database would drop SQLite's locks.
     """
 
     def __init__(self, ledger: Path, address: str) -> None:
@@ -45,8 +45,10 @@ class LedgerLock:
         os.write(self._fd, json.dumps(me).encode())
 
     def release(self) -> None:
-        """Give the lock back."""
-        os.close(self._fd)
+        """Give the lock back; it may have been given back before."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def _lock(fd: int) -> None:

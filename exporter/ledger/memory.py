@@ -70,8 +70,9 @@ class Memory:
             self._sessions.update(counting.new_sessions)
             self.born.update(born)
             for session, (project, time) in counting.active.items():
-                self._last_turns[project] = max(time, self._last_turns.get(project, 0))
                 self._recent[session] = (project, time)
+            for project, time in counting.last_turns.items():
+                self._last_turns[project] = max(time, self._last_turns.get(project, 0))
             for session, (_, time) in list(self._recent.items()):
                 if time <= now - RECENT_MS:
                     del self._recent[session]

@@ -156,9 +156,9 @@ def call_key(call_id: str) -> int:
 class FileCursor(msgspec.Struct, gc=False):
     """How far one transcript has been read; stored in the transaction that holds its turns.
 
-    `root` and `path` are as the operating system names them, `path` relative to the root. `mtime` is
-    in nanoseconds, `offset` the first byte that is not read yet (JSONL). `fingerprint` and `context`
-    are the reader's own bytes: what the file began with, and what it must remember of it.
+    `root` and `path` are as the operating system names them, `path` relative to the root. `mtime`
+    is in nanoseconds, `offset` the first byte that is not read yet (JSONL). `fingerprint` and
+    `context` are the reader's own bytes: what it read last, and what it must remember of the file.
     """
 
     root: str

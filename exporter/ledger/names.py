@@ -88,6 +88,10 @@ class Names:
         """Return the id of a model's label."""
         return self._label("model", self._models, name)
 
+    def model_label(self, key: int) -> str:
+        """Return the label of a model's id."""
+        return self.naming().model[key]
+
     def tool(self, name: str) -> int:
         """Return the id of a tool's label."""
         return self._label("tool", self._tools, name)

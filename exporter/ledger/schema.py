@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from .errors import LedgerError, LedgerUnavailable
+from .errors import LedgerError, LedgerUnavailableError
 
 VERSION: Final = 1
 
@@ -86,11 +86,11 @@ def connect(path: Path) -> sqlite3.Connection:
     return db
 
 
-def translate(error: sqlite3.Error, path: Path) -> LedgerError | LedgerUnavailable:
+def translate(error: sqlite3.Error, path: Path) -> LedgerError | LedgerUnavailableError:
     """Return what an SQLite error means: damage is final, everything else may pass."""
     if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
         return _damaged(path, str(error))
-    return LedgerUnavailable(f"the ledger {path} cannot be written: {error}")
+    return LedgerUnavailableError(f"the ledger {path} cannot be written: {error}")
 
 
 def unusable(path: Path, error: Exception) -> LedgerError:

@@ -58,7 +58,7 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Close the file and give the lock back."""
+        """Close the file and give the lock back; it may be closed already."""
         self._db.close()
         self._lock.release()
 
@@ -110,14 +110,12 @@ class Ledger:
     def record(self, batch: Batch) -> int:
         """Store a batch in one transaction and return how many turns were new.
 
-        Raises LedgerUnavailable when nothing was stored and the same batch can be tried again, and
-        LedgerError when the file is damaged.
+        Raises LedgerUnavailableError when nothing was stored and the same batch can be tried again,
+        and LedgerError when the file is damaged.
         """
 
         def work(counting: Counting) -> int:
-            new = sum(map(counting.turn, batch.turns))
-            for call in batch.calls:
-                counting.call(call)
+            new = counting.count(batch.turns, batch.calls)
             for root, path in batch.gone:
                 key = (self._names.root(root), os.fsencode(path))
                 self._db.execute("DELETE FROM file WHERE root = ? AND path = ?", key)
@@ -199,11 +197,14 @@ class Ledger:
         db = self._db
         for name, table in counting.sums.tables():
             db.executemany(_UPSERTS[name], [(*key, *row) for key, row in table.items()])
-        for session, (project, time) in counting.active.items():
-            moved = (time, session)
-            db.execute("UPDATE session SET last_turn = max(last_turn, ?) WHERE id = ?", moved)
-            moved = (time, project)
-            db.execute("UPDATE project SET last_turn = max(last_turn, ?) WHERE id = ?", moved)
+        db.executemany(
+            "UPDATE session SET last_turn = max(last_turn, ?) WHERE id = ?",
+            [(time, session) for session, (_, time) in counting.active.items()],
+        )
+        db.executemany(
+            "UPDATE project SET last_turn = max(last_turn, ?) WHERE id = ?",
+            [(time, project) for project, time in counting.last_turns.items()],
+        )
         for model, (day, rate) in counting.prices.items():
             if day >= self._memory.prices.get(model, (0, 0))[0]:
                 db.execute("INSERT OR REPLACE INTO price VALUES (?, ?, ?)", (model, day, rate))

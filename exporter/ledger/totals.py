@@ -51,17 +51,17 @@ class Sums:
             ("unpriced_total", self.unpriced),
         )
 
-    def add_usage(self, key: UsageKey, usage: TokenUsage, turns: int = 1) -> None:
-        """Add the usage of one turn; `turns=-1` takes it away again."""
-        self._add(self.usage, key, (turns, *(turns * count for count in usage)))
+    def add_usage(self, key: UsageKey, usage: TokenUsage, turns: int) -> None:
+        """Add turns and the usage of all of them together."""
+        self._add(self.usage, key, (turns, *usage))
 
     def add_tool(self, key: ToolKey, calls: int, errors: int, cancellations: int) -> None:
         """Add tool calls, `calls` including the failed and the cancelled ones."""
         self._add(self.tools, key, (calls, errors, cancellations))
 
-    def add_prompt(self, model: int, prompt: int, turns: int = 1) -> None:
+    def add_prompt(self, model: int, bucket: int, turns: int = 1) -> None:
         """Count turns in the bucket of their prompt size."""
-        self._add(self.prompts, (model, bucket_of(prompt)), (turns,))
+        self._add(self.prompts, (model, bucket), (turns,))
 
     def add_unpriced(self, key: PairKey, tokens: int) -> None:
         """Add tokens that have no published price at the moment they are counted."""

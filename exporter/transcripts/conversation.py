@@ -23,7 +23,8 @@ from ..ledger.model import (
     call_key,
     message_key,
 )
-from .records import Header, Reason, Record, Tokens, time_of, usage_of
+from .records import time_of, usage_of
+from .shapes import Header, Reason, Record, Tokens
 
 _AHEAD_MS: Final = 5 * 60_000
 _EARLIEST_MS: Final = 1_735_689_600_000

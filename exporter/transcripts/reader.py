@@ -14,7 +14,8 @@ from ..ledger.model import Batch, FileCursor
 from .conversation import Conversation, Given, Memory, Moment, Place
 from .files import identity, open_regular
 from .layout import is_document
-from .records import Reason, Record, head_of, parse_document, parse_line
+from .records import head_of, parse_document, parse_line, skippable
+from .shapes import Reason, Record
 
 BUFFER: Final = 1 << 20
 MAX_LINE: Final = 64 << 20
@@ -181,7 +182,7 @@ class _Lines:
             self._make_room()
 
     def _take(self, view: memoryview, begin: int, end: int) -> None:
-        head = head_of(self._buffer, begin, end)
+        head = skippable(self._buffer, begin, end)
         if head is not None:
             self._talk.message(head)
             return

@@ -20,28 +20,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, cast
 
-from watchdog.events import (
-    DirCreatedEvent,
-    DirDeletedEvent,
-    DirMovedEvent,
-    FileCreatedEvent,
-    FileDeletedEvent,
-    FileModifiedEvent,
-    FileMovedEvent,
-    FileSystemEvent,
-    FileSystemEventHandler,
-)
+from watchdog import events
 from watchdog.utils import UnsupportedLibcError
 
 if TYPE_CHECKING:
-    from watchdog.observers.inotify_c import InotifyEvent, WatchDescriptor
+    from watchdog.observers.inotify_c import CallbackId, InotifyEvent, WatchDescriptor
 
 _log = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT: Final = 2.0
 """Seconds that a watching thread gets to end; it is a daemon and may be left behind."""
+
+_KINDS: Final[list[type[events.FileSystemEvent]]] = [
+    *(events.FileCreatedEvent, events.FileModifiedEvent),
+    *(events.FileMovedEvent, events.FileDeletedEvent),
+    *(events.DirCreatedEvent, events.DirMovedEvent, events.DirDeletedEvent),
+]
+"""Opening, reading and closing a file are none of them: our own reading must not make events."""
 
 
 class FolderKind(Enum):
@@ -65,7 +62,7 @@ class Changes:
     """Events were lost: look at everything."""
 
 
-class Marks:
+class _Marks:
     """Collects changes from the watching threads and wakes whoever takes them."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -77,25 +74,21 @@ class Marks:
         self._everything = False
 
     def file(self, path: str) -> None:
-        """Mark a file that changed."""
         with self._lock:
             self._files.add(path)
         self._wake()
 
     def folder(self, path: str) -> None:
-        """Mark a folder to be listed again."""
         with self._lock:
             self._folders.add(path)
         self._wake()
 
     def everything(self) -> None:
-        """Mark that events were lost."""
         with self._lock:
             self._everything = True
         self._wake()
 
     def take(self) -> Changes:
-        """Return and forget what was marked."""
         with self._lock:
             changes = Changes(frozenset(self._files), frozenset(self._folders), self._everything)
             self._files.clear()
@@ -114,7 +107,7 @@ class Marks:
                 _log.exception("a file event could not be handled; further ones are only counted")
 
 
-class Backend(Protocol):
+class _Backend(Protocol):
     """A source of events; it is alive from construction, which raises OSError, to `stop`."""
 
     @property
@@ -131,17 +124,17 @@ class Backend(Protocol):
         ...
 
 
-class InotifyBackend:
+class _Inotify:
     """Watchdog's inotify thread with a watch per folder, so that no other folder makes events."""
 
-    def __init__(self, roots: Sequence[str], marks: Marks) -> None:
+    def __init__(self, roots: Sequence[str], marks: _Marks) -> None:
         from watchdog.observers.inotify_c import InotifyConstants as In
         from watchdog.observers.inotify_c import InotifyFD, Mask
 
         self._marks = marks
         self._watched: dict[str, _WatchedFolder] = {}
         self._warned = False
-        # Two names of one folder share its watch in the kernel: the second must not narrow the mask.
+        # Two names of one folder share its watch: the second must not take from the mask.
         always = In.IN_ONLYDIR | In.IN_MASK_ADD | In.IN_CREATE | In.IN_DELETE | In.IN_MOVE
         itself = In.IN_DELETE_SELF | In.IN_MOVE_SELF
         self._masks = {
@@ -179,12 +172,10 @@ class InotifyBackend:
         self._inotify.join(_JOIN_TIMEOUT)
 
     def _add(self, path: str, kind: FolderKind) -> bool:
-        from watchdog.observers.inotify_c import CallbackId
-
         folder = _WatchedFolder(path, kind, self._lost, self._marks)
         mask, name = self._masks[kind], os.fsencode(path)
         try:
-            folder.watch = self._inotify.add_callback(name, mask, folder, CallbackId(id(folder)))
+            folder.watch = self._inotify.add_callback(name, mask, folder, folder.id)
         except OSError as error:
             if error.errno == errno.ENOSPC and not self._warned:
                 self._warned = True
@@ -200,19 +191,18 @@ class InotifyBackend:
         return True
 
     def _remove(self, folder: _WatchedFolder) -> None:
-        from watchdog.observers.inotify_c import CallbackId
-
-        self._inotify.remove_callbacks([(folder.watch, CallbackId(id(folder)))])
+        self._inotify.remove_callbacks([(folder.watch, folder.id)])
 
 
 class _WatchedFolder:
     """Watchdog's callback for one folder; called in the inotify thread."""
 
-    def __init__(self, path: str, kind: FolderKind, lost_mask: int, marks: Marks) -> None:
+    def __init__(self, path: str, kind: FolderKind, lost_mask: int, marks: _Marks) -> None:
         self.path = path
         self.kind = kind
         self.lost = False
         """Deleted, moved or unmounted: whatever has this path now needs a new watch."""
+        self.id = cast("CallbackId", id(self))
         self.watch: WatchDescriptor
         self._lost_mask = lost_mask
         self._marks = marks
@@ -240,10 +230,10 @@ class _WatchedFolder:
             self._marks.folder(self.path)
 
 
-class RecursiveBackend(FileSystemEventHandler):
+class _Recursive(events.FileSystemEventHandler):
     """Watchdog's observer with one recursive watch per root, where the kernel watches subtrees."""
 
-    def __init__(self, roots: Sequence[str], marks: Marks) -> None:
+    def __init__(self, roots: Sequence[str], marks: _Marks) -> None:
         from watchdog.observers import Observer
 
         self._marks = marks
@@ -263,13 +253,9 @@ class RecursiveBackend(FileSystemEventHandler):
 
     def sync(self, folders: Mapping[str, FolderKind]) -> set[str]:
         self._folders = folders
-        kinds: list[type[FileSystemEvent]] = [
-            *(FileCreatedEvent, FileModifiedEvent, FileMovedEvent, FileDeletedEvent),
-            *(DirCreatedEvent, DirMovedEvent, DirDeletedEvent),
-        ]
         for root in self._real.keys() - self._watched:
             try:
-                self._observer.schedule(self, root, recursive=True, event_filter=kinds)
+                self._observer.schedule(self, root, recursive=True, event_filter=_KINDS)
             except OSError:
                 continue
             self._watched.add(root)
@@ -280,7 +266,7 @@ class RecursiveBackend(FileSystemEventHandler):
         self._observer.stop()
         self._observer.join(_JOIN_TIMEOUT)
 
-    def on_any_event(self, event: FileSystemEvent) -> None:
+    def on_any_event(self, event: events.FileSystemEvent) -> None:
         with self._marks.guard():
             for path in (event.src_path, event.dest_path):
                 if path:
@@ -303,10 +289,10 @@ class RecursiveBackend(FileSystemEventHandler):
         return path
 
 
-BACKENDS: Final[dict[str, Callable[[Sequence[str], Marks], Backend]]] = {
-    "linux": InotifyBackend,
-    "darwin": RecursiveBackend,
-    "win32": RecursiveBackend,
+_BACKENDS: Final[dict[str, Callable[[Sequence[str], _Marks], _Backend]]] = {
+    "linux": _Inotify,
+    "darwin": _Recursive,
+    "win32": _Recursive,
 }
 """The source of events for each `sys.platform` that has a good one (kqueue opens every file)."""
 
@@ -324,9 +310,9 @@ class Watcher:
         self.restarts = 0
         """How often watching was started again."""
         self._roots = roots
-        self._marks = Marks(wake)
-        self._make = BACKENDS.get(platform)
-        self._backend: Backend | None = None
+        self._marks = _Marks(wake)
+        self._make = _BACKENDS.get(platform)
+        self._backend: _Backend | None = None
         self._running = False
         self._wanted: dict[str, FolderKind] = {}
         self._unwatched: frozenset[str] = frozenset()

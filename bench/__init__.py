@@ -1,0 +1,1 @@
+"""Reproducible measurements of the exporter; `python -m bench.run` prints them."""

@@ -1,0 +1,111 @@
+"""What a command costs: processor time, wall time and peak memory of its whole process tree."""
+
+import os
+import re
+import resource
+import select
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SAMPLE_MS = 10
+_OPENED = re.compile(rb"= \d+<(.+)>$", re.MULTILINE)
+_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
+
+
+class CommandError(Exception):
+    """A measured command failed; the text names it and quotes its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run: `cpu` (user and system, of the whole tree), `wall` in seconds, `peak` in bytes."""
+
+    cpu: float
+    wall: float
+    peak: int
+    output: bytes
+
+
+def run(command: Sequence[str], env: Mapping[str, str]) -> Run:
+    """Run a command to its end and measure it.
+
+    Raises CommandError if it cannot be started or does not exit with 0.
+    """
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        started = time.perf_counter()
+        try:
+            process = subprocess.Popen(command, env=dict(env), stdout=output, stderr=errors)
+        except OSError as error:
+            raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
+        peak = _watch(process.pid)
+        _, status, usage = os.wait4(process.pid, 0)
+        wall = time.perf_counter() - started
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            last = errors.read()[-2_000:].decode(errors="replace")
+            raise CommandError(f"{Path(command[0]).name} exited {process.returncode}: {last}")
+        # The kernel's figure also covers the moment before exec, when the child still had our own
+        # memory: it says something about the command only where it is larger than that.
+        if usage.ru_maxrss > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
+            peak = max(peak, usage.ru_maxrss * 1_024)
+        return Run(usage.ru_utime + usage.ru_stime, wall, peak, output.read())
+
+
+def opened(command: Sequence[str], env: Mapping[str, str], paths: set[str]) -> int:
+    """How often a command and its children open one of `paths` (real paths).
+
+    Raises CommandError if strace is missing or may not trace, or if the command fails.
+    """
+    if shutil.which("strace") is None:
+        raise CommandError("strace is not installed")
+    with tempfile.NamedTemporaryFile() as trace:
+        options = ["-f", "-qq", "-y", "-e", "trace=open,openat,openat2", "-e", "signal=none"]
+        run(["strace", *options, "-o", trace.name, *command], env)
+        names = _OPENED.findall(trace.read())
+    return sum(os.fsdecode(name) in paths for name in names)
+
+
+def _watch(pid: int) -> int:
+    """Wait until a process ends and return the sum of the peaks (bytes) of all in its tree.
+
+    A process's peak only grows, so few samples see nearly all of it. Memory that two of them share
+    counts twice, which is never in favour of the one that forks.
+    """
+    peaks: dict[int, int] = {}
+    handle = os.pidfd_open(pid)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        while not poll.poll(_SAMPLE_MS):
+            for member in _tree(pid):
+                peaks[member] = max(peaks.get(member, 0), _peak(member))
+    finally:
+        os.close(handle)
+    return sum(peaks.values())
+
+
+def _tree(pid: int) -> list[int]:
+    members = [pid]
+    for member in members:
+        try:
+            for task in os.listdir(f"/proc/{member}/task"):
+                children = Path(f"/proc/{member}/task/{task}/children").read_text()
+                members.extend(map(int, children.split()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended between two looks
+    return members
+
+
+def _peak(pid: int) -> int:
+    try:
+        found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return int(found[1]) * 1_024 if found else 0

@@ -1,0 +1,84 @@
+"""What a transcript's JSON holds, as far as it is of use, and why a part of it was refused."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import msgspec
+
+MAX_TOKENS: Final = 100_000_000
+"""No count of one reply is larger; what claims to be is refused."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
+class Reason(StrEnum):
+    """Why a record, or a part of one, was not counted as it stands."""
+
+    BAD_JSON = "bad_json"
+    BAD_SHAPE = "bad_shape"
+    BAD_TOKENS = "bad_tokens"
+    CACHED_ABOVE_INPUT = "cached_above_input"
+    LINE_TOO_LONG = "line_too_long"
+    TIME_MISSING = "time_missing"
+    TIME_AHEAD = "time_ahead"
+    TOO_DEEP = "too_deep"
+
+
+class Tokens(msgspec.Struct, gc=False):
+    """Usage as recorded; `cached` is part of `input`, a missing count is 0."""
+
+    input: Count = 0
+    output: Count = 0
+    cached: Count = 0
+    thoughts: Count = 0
+    tool: Count = 0
+    total: int = -1
+
+
+class Call(msgspec.Struct, gc=False):
+    """One tool call of a message."""
+
+    id: str = ""
+    name: str = ""
+    status: str = ""
+
+
+class Record(msgspec.Struct, gc=False):
+    """One message; only `gemini` messages have `tokens`, `model` and `tool_calls`."""
+
+    id: str = ""
+    timestamp: str = ""
+    type: str = ""
+    model: str | None = None
+    tokens: Tokens | None = None
+    tool_calls: list[Call] | None = msgspec.field(default=None, name="toolCalls")
+
+
+class Header(msgspec.Struct):
+    """Facts about a session: a first line, a `$set` patch, or the frame of a .json document."""
+
+    session: str | None = msgspec.field(default=None, name="sessionId")
+    project_hash: str | None = msgspec.field(default=None, name="projectHash")
+    kind: str | None = None
+    messages: list[Record] | None = None
+
+
+class Line(Record):
+    """Any line of a .jsonl transcript; which kind it is follows from the fields it has."""
+
+    rewind_to: str | None = msgspec.field(default=None, name="$rewindTo")
+    patch: Header | None = msgspec.field(default=None, name="$set")
+    session: str | None = msgspec.field(default=None, name="sessionId")
+    project_hash: str | None = msgspec.field(default=None, name="projectHash")
+    kind: str | None = None
+    messages: list[Record] | None = None
+
+
+class Parsed(msgspec.Struct):
+    """What a surprising input still gave: records, header facts, and the reasons for the rest."""
+
+    record: Record | None = None
+    header: Header | None = None
+    reasons: tuple[Reason, ...] = ()

@@ -1,0 +1,813 @@
+"""The web server, through real sockets."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from exporter.outputs import web
+from exporter.outputs.web import WebError, WebServer, accepts_gzip, bind
+
+BODY = b"# HELP gemini_cli_turns_total Turns.\ngemini_cli_turns_total 3\n" * 50
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+HTTP = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+PATHS = ["/", "/metrics", "/-/healthy", "/-/ready"]
+
+
+class FakePages:
+    """Pages with settable answers, which remember what they were asked and by which thread."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.body: bytes | None = BODY
+        self.reason: str | None = None
+        self.lines = [("Ledger", "/home/ana/ledger.db"), ("Turns", "1,204")]
+        self.accepts: list[str] = []
+        self.threads: set[str] = set()
+
+    def metrics(self, accept: str) -> tuple[bytes, str] | None:
+        self.accepts.append(accept)
+        self.threads.add(threading.current_thread().name)
+        return None if self.body is None else (self.body, CONTENT_TYPE)
+
+    def not_ready(self) -> str | None:
+        return self.reason
+
+    def facts(self) -> list[tuple[str, str]]:
+        return self.lines
+
+
+Serve = Callable[..., WebServer]
+Connect = Callable[[WebServer, int], list[socket.socket]]
+
+
+@pytest.fixture(scope="module")
+def pages_of_all() -> FakePages:
+    return FakePages()
+
+
+@pytest.fixture
+def pages(pages_of_all: FakePages) -> FakePages:
+    """What all servers show, as new for each test."""
+    pages_of_all.reset()
+    return pages_of_all
+
+
+@pytest.fixture(scope="module")
+def server_of_all(pages_of_all: FakePages) -> Iterator[WebServer]:
+    server = WebServer(
+        pages_of_all,
+        [bind("127.0.0.1", 0)],
+        version="1.2.3",
+        allowed_hosts=["exporter", "metrics.example."],
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(server_of_all: WebServer, pages: FakePages) -> WebServer:
+    """A server with the real limits, shared by all tests that do not stop it."""
+    return server_of_all
+
+
+@pytest.fixture(scope="module")
+def hasty(pages_of_all: FakePages) -> Iterator[WebServer]:
+    """A server that soon closes what is left open."""
+    server = WebServer(
+        pages_of_all, [bind("127.0.0.1", 0)], version="1", request_timeout=0.3, idle_timeout=0.3
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def serve(pages: FakePages) -> Iterator[Serve]:
+    """Starts servers with limits of their own and stops them after the test."""
+    running: list[WebServer] = []
+
+    def start(**options: Any) -> WebServer:
+        server = WebServer(pages, [bind("127.0.0.1", 0)], version="1.2.3", **options)
+        running.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def connect_many() -> Iterator[Connect]:
+    """Opens connections and closes them after the test."""
+    with ExitStack() as opened:
+        yield lambda server, count: [opened.enter_context(connect(server)) for _ in range(count)]
+
+
+def web_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("web")}
+
+
+def url(server: WebServer, path: str = "/metrics") -> str:
+    return f"http://{server.addresses[0]}{path}"
+
+
+def connect(server: WebServer) -> socket.socket:
+    host, _, port = server.addresses[0].rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=5)
+
+
+def exchange(server: WebServer, request: bytes) -> bytes:
+    """Send bytes and return all that comes until the server closes."""
+    with connect(server) as client:
+        client.sendall(request)
+        return everything(client)
+
+
+def everything(client: socket.socket) -> bytes:
+    answer = b""
+    try:
+        while piece := client.recv(65536):
+            answer += piece
+    except ConnectionResetError:
+        pass
+    return answer
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def is_open(client: socket.socket) -> bool:
+    """Whether the server answers on a connection."""
+    answer = b""
+    try:
+        client.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        while not answer.endswith(b"healthy\n"):
+            piece = client.recv(65536)
+            if not piece:
+                return False
+            answer += piece
+    except OSError:
+        return False
+    return True
+
+
+def trickle(client: socket.socket) -> float:
+    """Send a byte now and then; return the seconds until the server cut the connection."""
+    begun = time.monotonic()
+    with suppress(OSError):
+        while time.monotonic() - begun < 3:
+            client.sendall(b"x")
+            time.sleep(0.05)
+    return time.monotonic() - begun
+
+
+# What each page answers
+
+
+def test_metrics_are_the_pages_bytes_with_their_content_type(
+    server: WebServer, pages: FakePages
+) -> None:
+    answer = HTTP.get(url(server), headers={"Accept": "text/plain"})
+    assert (answer.status_code, answer.content) == (200, BODY)
+    assert answer.headers["Content-Type"] == CONTENT_TYPE
+    assert answer.headers["Vary"] == "Accept, Accept-Encoding"
+    assert pages.accepts == ["text/plain"]
+
+
+def test_metrics_before_the_first_scan_are_a_503_that_says_when_to_retry(
+    server: WebServer, pages: FakePages
+) -> None:
+    pages.body = None
+    answer = HTTP.get(url(server))
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert answer.text.count("\n") == 1
+
+
+def test_ready_gives_the_reason_when_it_is_not(server: WebServer, pages: FakePages) -> None:
+    assert HTTP.get(url(server, "/-/ready")).status_code == 200
+    pages.reason = "the disk is full"
+    answer = HTTP.get(url(server, "/-/ready"))
+    assert (answer.status_code, answer.text) == (503, "not ready: the disk is full\n")
+
+
+def test_healthy_is_200_even_when_not_ready(server: WebServer, pages: FakePages) -> None:
+    pages.reason, pages.body = "still scanning", None
+    assert HTTP.get(url(server, "/-/healthy")).status_code == 200
+
+
+def test_landing_page_shows_version_state_facts_and_links(server: WebServer) -> None:
+    answer = HTTP.get(url(server, "/"))
+    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    for text in ("gemini-cli-exporter", "1.2.3", "ready", "/home/ana/ledger.db", "1,204"):
+        assert text in answer.text
+    assert re.findall(r'<a href="([^"]+)"', answer.text) == ["/metrics", "/-/healthy", "/-/ready"]
+
+
+def test_landing_page_escapes_everything_and_loads_nothing(
+    server: WebServer, pages: FakePages
+) -> None:
+    pages.lines = [("<b>", "<script>alert('&')</script>")]
+    pages.reason = "<i>$version"
+    answer = HTTP.get(url(server, "/"))
+    assert "<b>" not in answer.text
+    assert "<script" not in answer.text
+    assert "&lt;i&gt;$version" in answer.text
+    assert "http" not in answer.text
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+
+
+def test_metrics_can_live_elsewhere(serve: Serve) -> None:
+    server = serve(metrics_path="/usage")
+    assert HTTP.get(url(server, "/usage")).content == BODY
+    assert HTTP.get(url(server, "/metrics")).status_code == 404
+    assert '<a href="/usage"' in HTTP.get(url(server, "/")).text
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_head_has_the_headers_of_get_and_no_body(server: WebServer, path: str) -> None:
+    get = HTTP.get(url(server, path))
+    request = f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head, _, body = exchange(server, request.encode() + b"Accept-Encoding: gzip\r\n\r\n").partition(
+        b"\r\n\r\n"
+    )
+    assert body == b""
+    assert f"content-length: {get.headers['Content-Length']}".encode() in head
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "BREW"])
+def test_other_methods_are_405_with_allow(server: WebServer, path: str, method: str) -> None:
+    answer = HTTP.request(method, url(server, path))
+    assert answer.status_code == 405
+    assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("path", ["/metrics/", "/favicon.ico", "/-/quit", "//metrics", "/%2e%2e/x"])
+def test_other_paths_are_404_without_redirects(server: WebServer, path: str) -> None:
+    assert HTTP.get(url(server, path)).status_code == 404
+
+
+@pytest.mark.parametrize("target", ["http://evil.example/metrics", "*", "evil.example:443"])
+def test_targets_that_are_no_paths_are_404(server: WebServer, target: str) -> None:
+    request = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert status(exchange(server, request.encode())) == 404
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nothing"])
+def test_every_answer_forbids_sniffing_and_has_a_date(server: WebServer, path: str) -> None:
+    answer = HTTP.get(url(server, path))
+    assert answer.headers.get_list("X-Content-Type-Options") == ["nosniff"]
+    assert answer.headers["Date"].endswith(" GMT")
+    assert "Server" not in answer.headers
+    assert "Access-Control-Allow-Origin" not in answer.headers
+
+
+# Compression
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ("gzip", True),
+        ("GZip", True),
+        ("gzip, deflate, br", True),
+        ("br;q=1.0, gzip;q=0.8, *;q=0.1", True),
+        ("*", True),
+        ("*;q=0.5", True),
+        ("gzip;q=0.001", True),
+        ("gzip ; q = 1.000", True),
+        ("identity;q=0, gzip", True),
+        ("identity;q=0, *", True),
+        ("", False),
+        ("gzip;q=0", False),
+        ("gzip;q=0.000", False),
+        ("gzip;q=0, *", False),
+        ("*;q=0", False),
+        ("identity", False),
+        ("identity;q=0", False),
+        ("identity, gzip;q=0.5", False),
+        ("br", False),
+        ("gzip;q=nan", False),
+        ("gzip;q=-1", False),
+        ("gzip;q=2", False),
+        ("gzip;q=", False),
+        ("gzip;level=9", False),
+        ("gzipped", False),
+        (";;,,=;q", False),
+        ("gz\xefp, \xb2;q=\xb2", False),
+    ],
+)
+def test_gzip_only_when_the_header_really_allows_it(header: str, wanted: bool) -> None:
+    assert accepts_gzip(header) is wanted
+
+
+def test_metrics_are_compressed_on_request_and_the_same_inside(server: WebServer) -> None:
+    zipped = HTTP.get(url(server), headers={"Accept-Encoding": "gzip"})
+    plain = HTTP.get(url(server), headers={"Accept-Encoding": "identity"})
+    assert zipped.headers["Content-Encoding"] == "gzip"
+    assert "Content-Encoding" not in plain.headers
+    assert zipped.content == plain.content == BODY
+    assert int(zipped.headers["Content-Length"]) < len(BODY) / 5
+
+
+def test_an_unchanged_body_is_compressed_once(
+    server: WebServer, pages: FakePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages.body = first = BODY + b"# EOF\n"
+    calls: list[bytes] = []
+    compress = gzip.compress
+
+    def counting(body: bytes, compresslevel: int, *, mtime: float) -> bytes:
+        calls.append(body)
+        return compress(body, compresslevel, mtime=mtime)
+
+    monkeypatch.setattr(gzip, "compress", counting)
+    for _ in range(3):
+        assert HTTP.get(url(server)).content == first
+    pages.body = BODY
+    assert HTTP.get(url(server)).content == BODY
+    assert calls == [first, BODY]
+
+
+def test_all_rendering_is_done_by_one_thread_that_is_not_the_loops(
+    server: WebServer, pages: FakePages
+) -> None:
+    clients = [threading.Thread(target=HTTP.get, args=[url(server)]) for _ in range(4)]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    assert pages.threads == {"web-render_0"}
+
+
+@pytest.mark.parametrize("name", [b"Accept", b"Accept-Encoding", b"X-Junk"])
+@pytest.mark.parametrize(
+    "value", [b"\xff\xfe\x80", b"\xc3\xa4;q=\xc2\xb2", b";;q=,,=", b"a" * 9000]
+)
+def test_odd_header_bytes_are_never_a_500(server: WebServer, name: bytes, value: bytes) -> None:
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    assert status(exchange(server, request + name + b": " + value + b"\r\n\r\n")) == 200
+
+
+# The Host header
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1:9742", 200),
+        ("127.0.0.1", 200),
+        ("10.1.2.3:80", 200),
+        ("[::1]", 200),
+        ("[::1]:9742", 200),
+        ("[fe80::1%eth0]:9742", 200),
+        ("localhost", 200),
+        ("LocalHost.:9742", 200),
+        (socket.gethostname(), 200),
+        (socket.gethostname().upper() + ":9742", 200),
+        ("exporter:9742", 200),
+        ("Metrics.Example", 200),
+        ("evil.example", 421),
+        ("evil.example:9742", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("sub.metrics.example", 421),
+        ("localhost.evil.example", 421),
+        ("[evil.example]", 421),
+        ("[::1", 421),
+        ("127.0.0.1:99:99", 421),
+        ("a b", 421),
+        ("\xe4\xb2", 421),
+        ("", 400),
+    ],
+)
+def test_hosts(server: WebServer, host: str, expected: int) -> None:
+    request = f"GET /-/healthy HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
+    answer = exchange(server, request.encode("latin-1"))
+    assert status(answer) == expected
+    assert b"nosniff" in answer
+    assert (b"--web.allowed-host" in answer) is (expected == 421)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_missing_host_is_400(server: WebServer, version: str) -> None:
+    answer = exchange(server, f"GET / HTTP/{version}\r\n\r\n".encode())
+    assert status(answer) == 400
+    assert b"nosniff" in answer
+
+
+def test_two_hosts_are_400(server: WebServer) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    assert status(exchange(server, request)) == 400
+
+
+# Slow, silent and malicious clients
+
+
+def test_silent_and_half_silent_clients_delay_nobody(
+    server: WebServer, connect_many: Connect
+) -> None:
+    clients = connect_many(server, 20)
+    for client in clients[:10]:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: loc")
+    assert HTTP.get(url(server)).status_code == 200
+    for client in clients:
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+
+
+def test_silent_and_half_silent_clients_are_cut(serve: Serve, connect_many: Connect) -> None:
+    server = serve(request_timeout=0.2)
+    clients = connect_many(server, 20)
+    for client in clients[:10]:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: loc")
+    assert [everything(client) for client in clients] == [b""] * 20
+
+
+def test_a_trickle_does_not_extend_the_time_for_a_request(serve: Serve) -> None:
+    server = serve(request_timeout=0.3)
+    with connect(server) as client:
+        assert trickle(client) < 2
+
+
+def test_the_time_for_a_later_request_begins_with_its_first_byte(serve: Serve) -> None:
+    server = serve(request_timeout=0.15, idle_timeout=5)
+    with connect(server) as client:
+        assert is_open(client)
+        time.sleep(0.2)
+        assert is_open(client), "idle is not late"
+        client.sendall(b"GET /me")
+        assert everything(client) == b""
+
+
+def test_idle_connections_are_closed_after_their_time(serve: Serve) -> None:
+    server = serve(idle_timeout=0.2)
+    with connect(server) as client:
+        assert is_open(client)
+        begun = time.monotonic()
+        assert everything(client) == b""
+        assert 0.1 < time.monotonic() - begun < 2
+
+
+def test_an_endless_body_is_cut(serve: Serve) -> None:
+    server = serve(request_timeout=0.3)
+    head = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n"
+    with connect(server) as client:
+        client.sendall(head)
+        assert client.recv(65536).startswith(b"HTTP/1.1 405")
+        assert trickle(client) < 2
+
+
+def test_slow_readers_are_cut_and_delay_nobody(
+    serve: Serve, pages: FakePages, connect_many: Connect
+) -> None:
+    pages.body = os.urandom(8_000_000)
+    server = serve(response_timeout=0.4)
+    readers = connect_many(server, 5)
+    for reader in readers:
+        reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        reader.recv(100)
+    assert HTTP.get(url(server, "/-/healthy")).status_code == 200
+    time.sleep(0.5)
+    for reader in readers:
+        assert len(everything(reader)) < 8_000_000
+
+
+def test_a_client_that_took_all_in_the_end_is_idle_and_not_slow(
+    serve: Serve, pages: FakePages
+) -> None:
+    pages.body = os.urandom(8_000_000)
+    server = serve(response_timeout=0.4)
+    with connect(server) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = bytearray()
+        while not answer.endswith(pages.body[-100:]):
+            answer += client.recv(1_000_000)
+        time.sleep(0.5)
+        assert is_open(client)
+
+
+def test_pipelined_requests_wait_until_the_answer_before_is_taken(
+    server: WebServer, pages: FakePages
+) -> None:
+    pages.body = os.urandom(8_000_000)
+    with connect(server) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50)
+        client.recv(100)
+        assert HTTP.get(url(server, "/-/healthy")).status_code == 200
+        assert len(pages.accepts) <= 2
+
+
+def test_pipelined_requests_are_all_answered(server: WebServer) -> None:
+    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert exchange(server, request * 5 + last).count(b"HTTP/1.1 200 OK") == 6
+
+
+def test_a_full_house_evicts_the_longest_idle(serve: Serve, connect_many: Connect) -> None:
+    server = serve(max_connections=3)
+    clients = connect_many(server, 3)
+    for client in clients:
+        assert is_open(client)
+    assert is_open(clients[0]), "the first is now the last to have spoken"
+    assert HTTP.get(url(server)).status_code == 200
+    assert everything(clients[1]) == b""
+    assert is_open(clients[0])
+    assert is_open(clients[2])
+
+
+def test_a_full_house_does_not_evict_an_answer_under_way_while_others_are_idle(
+    serve: Serve, pages: FakePages, connect_many: Connect
+) -> None:
+    pages.body = os.urandom(8_000_000)
+    server = serve(max_connections=2)
+    reader, idle = connect_many(server, 2)
+    reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    reader.recv(1)
+    assert is_open(idle), "younger than the answer"
+    assert HTTP.get(url(server, "/-/healthy")).status_code == 200
+    assert everything(idle) == b""
+    assert len(everything(reader)) > 8_000_000
+
+
+def test_a_scrape_gets_through_a_flood_of_connections(serve: Serve, connect_many: Connect) -> None:
+    server = serve(max_connections=10)
+    flood = connect_many(server, 60)
+    assert HTTP.get(url(server)).status_code == 200
+    assert [everything(client) for client in flood[:50]] == [b""] * 50
+
+
+def test_a_house_full_of_slow_readers_evicts_the_oldest(
+    serve: Serve, pages: FakePages, connect_many: Connect
+) -> None:
+    pages.body = os.urandom(8_000_000)
+    server = serve(max_connections=2)
+    readers = connect_many(server, 2)
+    for reader in readers:
+        reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        reader.recv(100)
+    assert HTTP.get(url(server, "/-/healthy")).status_code == 200
+    assert len(everything(readers[0])) < 8_000_000
+
+
+JUNK = {
+    "long header": b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000 + b"\r\n\r\n",
+    "many headers": b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 30_000 + b"\r\n",
+    "endless line": b"a" * 200_000,
+    "TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500) + b"\r\n\r\n",
+    "NULs": bytes(1000) + b"\r\n\r\n",
+    "wrong version": b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
+    "HTTP/2 preface": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "bad chunk": (
+        b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
+    ),
+    "bad chunk after a slow page": (
+        b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"
+    ),
+    "junk after a request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n\x00\x01\r\n\r\n",
+    "websocket": (
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+        b"Connection: upgrade, close\r\n\r\n"
+    ),
+    "CONNECT": b"CONNECT evil.example:443 HTTP/1.1\r\nHost: localhost\r\n\r\n\x00\x01",
+}
+
+
+@pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK.keys())
+def test_junk_is_refused_without_a_line_in_the_log(
+    hasty: WebServer, pages: FakePages, junk: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with connect(hasty) as client:
+        with suppress(ConnectionError):
+            client.sendall(junk)
+        assert b" 500 " not in everything(client)
+    assert HTTP.get(url(hasty)).content == pages.body
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("name", ["TLS hello", "NULs", "endless line"])
+def test_junk_is_answered_with_400(server: WebServer, name: str) -> None:
+    answer = exchange(server, JUNK[name])
+    assert status(answer) == 400
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"x-content-type-options: nosniff" in head
+    assert f"content-length: {len(body)}".encode() in head
+
+
+def test_a_failing_page_is_a_500_and_an_error_in_the_log(
+    server: WebServer, pages: FakePages, caplog: pytest.LogCaptureFixture
+) -> None:
+    pages.lines = [("broken", None)]  # type: ignore[list-item]
+    answer = HTTP.get(url(server, "/"))
+    assert (answer.status_code, answer.headers["X-Content-Type-Options"]) == (500, "nosniff")
+    assert HTTP.get(url(server)).status_code == 200
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+# The server's thread
+
+
+def test_answers_on_one_connection_are_not_held_back_by_nagles_algorithm(
+    server: WebServer,
+) -> None:
+    with connect(server) as client:
+        begun = time.monotonic()
+        assert all(is_open(client) for _ in range(20))
+        assert time.monotonic() - begun < 0.4, "it would be 40 ms each"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_idle_server_never_wakes_up(serve: Serve) -> None:
+    def wakes(thread: threading.Thread) -> int:
+        text = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+        return sum(int(count) for count in re.findall(r"ctxt_switches:\s*(\d+)", text))
+
+    others = web_threads()
+    server = serve()
+    with connect(server) as client:
+        assert is_open(client)
+        HTTP.get(url(server))
+        threads = web_threads() - others
+        time.sleep(0.05)
+        before = [wakes(thread) for thread in threads]
+        time.sleep(0.35)
+        assert [wakes(thread) for thread in threads] == before
+        assert len(threads) == 2, "the loop's and the worker"
+
+
+def test_one_server_serves_two_sockets_and_knows_their_addresses(pages: FakePages) -> None:
+    server = WebServer(pages, [bind("127.0.0.1", 0), bind("127.0.0.1", 0)], version="1")
+    server.start()
+    assert len(set(server.addresses)) == 2
+    for address in server.addresses:
+        assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d*", address)
+        assert HTTP.get(f"http://{address}/metrics").content == BODY
+    server.stop()
+
+
+def test_stop_is_quick_closes_idle_and_silent_connections_and_leaves_no_thread(
+    serve: Serve, connect_many: Connect
+) -> None:
+    others = web_threads()
+    server = serve()
+    idle, silent = connect_many(server, 2)
+    assert is_open(idle)
+    begun = time.monotonic()
+    server.stop()
+    assert time.monotonic() - begun < 1
+    assert everything(idle) == everything(silent) == b""
+    assert web_threads() == others
+    with pytest.raises(ConnectionRefusedError):
+        connect(server)
+
+
+def test_a_port_can_be_taken_again_at_once(serve: Serve, connect_many: Connect) -> None:
+    server = serve()
+    [idle] = connect_many(server, 1)
+    assert is_open(idle)
+    server.stop()
+    host, _, port = server.addresses[0].rpartition(":")
+    bind(host, int(port)).close()
+
+
+def test_stop_finishes_the_answer_under_way(
+    serve: Serve, pages: FakePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slowly(accept: str) -> tuple[bytes, str]:
+        asked.set()
+        go_on.wait(5)
+        return BODY, CONTENT_TYPE
+
+    monkeypatch.setattr(pages, "metrics", slowly)
+    server = serve()
+    with connect(server) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        asked.wait(5)
+        stopper = threading.Thread(target=server.stop)
+        stopper.start()
+        threading.Timer(0.15, go_on.set).start()
+        assert everything(client).endswith(BODY)
+        stopper.join()
+
+
+def test_stop_ends_a_slow_reader_after_the_grace(
+    serve: Serve, pages: FakePages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "STOP_GRACE", 0.2)
+    pages.body = os.urandom(8_000_000)
+    server = serve()
+    with connect(server) as reader:
+        reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        reader.recv(100)
+        begun = time.monotonic()
+        server.stop()
+        assert 0.2 < time.monotonic() - begun < 2
+        assert len(everything(reader)) < 8_000_000
+
+
+def test_stop_without_start_and_twice_is_harmless(pages: FakePages) -> None:
+    sock = bind("127.0.0.1", 0)
+    server = WebServer(pages, [sock], version="1")
+    server.stop()
+    server.stop()
+    assert sock.fileno() == -1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_that_cannot_start_says_so(pages: FakePages) -> None:
+    sock = bind("127.0.0.1", 0)
+    server = WebServer(pages, [sock], version="1")
+    sock.close()
+    with pytest.raises(WebError, match="could not start"):
+        server.start()
+    server.stop()
+
+
+# Listening
+
+
+def test_a_port_in_use_is_an_error_that_names_address_and_remedy() -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(WebError) as caught:
+            bind("127.0.0.1", port)
+    assert str(caught.value) == (
+        f"cannot listen on 127.0.0.1:{port}: address already in use; stop the other program or "
+        "choose another port with --web.listen-address"
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "words"),
+    [
+        ("no-such-host.invalid", 1, "no-such-host.invalid:1: unknown host"),
+        ("a\0b", 1, "unknown host"),
+        ("." * 300, 1, "unknown host"),
+        ("192.0.2.1", 1, "192.0.2.1:1: cannot assign requested address; give --web.listen-address"),
+        ("127.0.0.1", 65536, "127.0.0.1:65536: give --web.listen-address a port from 0 to 65535"),
+        ("::1", -1, "[::1]:-1: give"),
+    ],
+)
+def test_addresses_that_cannot_be(host: str, port: int, words: str) -> None:
+    with pytest.raises(WebError, match=re.escape(words)) as caught:
+        bind(host, port)
+    assert "\n" not in str(caught.value)
+    assert "--web.listen-address" in str(caught.value)
+
+
+def test_no_permission_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: socket.socket, address: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with pytest.raises(
+        WebError, match=r"127.0.0.1:80: permission denied; choose a port above 1023"
+    ):
+        bind("127.0.0.1", 80)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 on this machine")
+@pytest.mark.parametrize("host", ["", "::"])
+def test_the_empty_host_listens_on_both_kinds_of_addresses(pages: FakePages, host: str) -> None:
+    server = WebServer(pages, [bind(host, 0)], version="1")
+    server.start()
+    port = server.addresses[0].removeprefix("[::]:")
+    for address in ("127.0.0.1", "[::1]"):
+        assert HTTP.get(f"http://{address}:{port}/-/healthy").status_code == 200
+    server.stop()
+
+
+def test_without_ipv6_the_empty_host_listens_on_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_ipv4(self: socket.socket, *args: object) -> None:
+        if self.family == socket.AF_INET6:
+            raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket.socket, "bind", only_ipv4)
+    with bind("", 0) as sock:
+        assert sock.family == socket.AF_INET
+
+
+def test_a_name_prefers_ipv4() -> None:
+    with bind("localhost", 0) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
