@@ -125,37 +125,49 @@ class Conversation:
         unset = memory.last.id if memory.last is not None and memory.last.unset else None
         memory.last = memory.before = None
         for record in header.messages or ():
-            self.message(record)
-            if record.id == unset:
-                self._recall_unset()
+            if record.type == "user":
+                self.user()
+            elif record.type == "gemini":
+                self._advance(record, unset == record.id)
 
     def message(self, record: Record) -> None:
-        """Take the next message; the same id may come many times, each time complete."""
+        """Take one line's message; the same id may come many times, each time complete."""
+        if record.type == "user":
+            self.user()
+        elif record.type == "gemini":
+            last, before = self._memory.last, self._memory.before
+            if (
+                last is None
+                or record.timestamp >= last.time
+                or record.id == last.id
+                or (before is not None and record.id == before.id)
+            ):
+                self._advance(record)
+            else:
+                # An older message is written again, for instance when its results are masked.
+                self._give(record)
+
+    def user(self) -> None:
+        """Take a `user` message, of which only its place matters."""
+        if self._memory.last is not None:
+            self._memory.last.followed = True
+
+    def _advance(self, record: Record, unset: bool = False) -> None:
+        """Take a reply at its place in the file and see whether it completes an echo."""
         memory = self._memory
         last, before = memory.last, memory.before
-        if record.type != "gemini":
-            if record.type == "user" and last is not None:
-                last.followed = True
-            return
         if last is not None and record.id == last.id:
             reply = last
         elif before is not None and record.id == before.id:
             reply, before = before, None
-        elif last is not None and record.timestamp < last.time:
-            # An older message is written again, for instance when its tool results are masked.
-            self._give(record)
-            return
         else:
-            reply, before = Reply(record.id, record.timestamp, record.tokens is None), last
+            unset = unset or record.tokens is None
+            reply, before = Reply(record.id, record.timestamp, unset), last
             memory.last, memory.before = reply, before
         memory.model = record.model or memory.model
         reply.tokens = reply.tokens or record.tokens
         reply.tools = reply.tools or bool(record.tool_calls)
         self._give(record, before if _is_echo(before, reply) else None)
-
-    def _recall_unset(self) -> None:
-        if self._memory.last is not None:
-            self._memory.last.unset = True
 
     def _facts(self, header: Header) -> None:
         memory = self._memory

@@ -15,7 +15,7 @@ from .conversation import Conversation, Given, Memory, Moment, Place
 from .files import identity, open_regular
 from .layout import is_document
 from .records import head_of, parse_document, parse_line, skippable
-from .shapes import Reason, Record
+from .shapes import Reason
 
 BUFFER: Final = 1 << 20
 MAX_LINE: Final = 64 << 20
@@ -142,8 +142,8 @@ class _Lines:
         self._filled = 0
         self._ahead = 0
         """Bytes of the current line that were dropped in front of the buffer."""
-        self._head: Record | None = None
-        """Stands for the current line while it is dropped."""
+        self._head: str | None = None
+        """Message type of the current line while it is dropped because it needs no decoding."""
 
     def read(self, budget: int) -> int:
         """Read to the last newline or past the budget; return the bytes left because of it."""
@@ -160,17 +160,21 @@ class _Lines:
 
     def _split(self, searched: int, end: int) -> None:
         """Take the complete lines of the buffer and move the rest to its front."""
-        buffer = self._buffer
+        buffer, talk = self._buffer, self._talk
         begin, newline = 0, buffer.find(b"\n", searched, end)
         with memoryview(buffer) as view:
             while newline >= 0:
                 if self._ahead:
                     self._finish_dropped()
                 else:
-                    self._take(view, begin, newline)
-                self._cursor.offset += newline + 1 - begin
+                    kind = skippable(buffer, begin, newline)
+                    if kind is None:
+                        self._take(view, begin, newline)
+                    elif kind == "user":
+                        talk.user()
                 begin = newline + 1
                 newline = buffer.find(b"\n", begin, end)
+            self._cursor.offset += begin
             rest = end - begin
             if begin:
                 view[:rest] = view[begin:end]
@@ -182,10 +186,6 @@ class _Lines:
             self._make_room()
 
     def _take(self, view: memoryview, begin: int, end: int) -> None:
-        head = skippable(self._buffer, begin, end)
-        if head is not None:
-            self._talk.message(head)
-            return
         if end - begin <= 1 and not bytes(view[begin:end]).strip():
             return
         parsed = parse_line(view[begin:end])
@@ -209,9 +209,9 @@ class _Lines:
         self._buffer = larger
 
     def _finish_dropped(self) -> None:
-        if self._head is not None:
-            self._talk.message(self._head)
-        else:
+        if self._head == "user":
+            self._talk.user()
+        elif self._head is None:
             self._reasons[Reason.LINE_TOO_LONG] += 1
         self._cursor.offset += self._ahead
         self._ahead = 0

@@ -14,10 +14,15 @@ import msgspec
 
 from ..ledger.model import TokenUsage
 from .salvage import BAD_JSON, NOTHING, REFUSALS, Text, decoded_again
-from .shapes import Header, Line, Parsed, Reason, Record, Tokens
+from .shapes import Header, Line, Parsed, Reason, Tokens
 
-_OTHERS: Final = {kind: Record(type=kind) for kind in ("user", "info", "warning", "error")}
-_EMPTY: Final = Record()
+_TYPES: Final = {
+    None: "",
+    b"user": "user",
+    b"info": "info",
+    b"warning": "warning",
+    b"error": "error",
+}
 
 _HEAD: Final = re.compile(
     rb'\{"id":"[^"\\]{1,128}","timestamp":"[^"\\]{1,64}","type":"(user|info|warning|error)",'
@@ -32,25 +37,24 @@ _line = msgspec.json.Decoder(Line)
 _document = msgspec.json.Decoder(Header)
 
 
-def head_of(data: bytes | bytearray, start: int, end: int) -> Record | None:
-    """Return a stand-in for a line that holds no usage, judged by its head, else None.
+def head_of(data: bytes | bytearray, start: int, end: int) -> str | None:
+    """Return the message type of a line that holds no usage, judged by its head, else None.
 
-    The line is `data[start:end]`, which may be cut off at its end. The stand-in has a type at most.
+    The line is `data[start:end]`, which may be cut off at its end. A metadata patch has no type.
     """
     match = _HEAD.match(data, start, end)
-    if match is None:
-        return None
-    kind = match[1]
-    return _OTHERS[str(kind, "ascii")] if kind else _EMPTY
+    return None if match is None else _TYPES[match[1]]
 
 
-def skippable(data: bytes | bytearray, start: int, end: int) -> Record | None:
-    """Return a stand-in for a whole line that certainly holds no usage, else None.
+def skippable(data: bytes | bytearray, start: int, end: int) -> str | None:
+    """Return the message type of a whole line that certainly holds no usage, else None.
 
     Its end is looked at as well: a reply that is glued to half a line ends with its model's name.
     """
-    head = head_of(data, start, end)
-    return head if head is None or head is _EMPTY or data.endswith(b"]}", start, end) else None
+    match = _HEAD.match(data, start, end)
+    if match is None or not (match[1] is None or data.endswith(b"]}", start, end)):
+        return None
+    return _TYPES[match[1]]
 
 
 def parse_line(line: Text) -> Parsed:

@@ -28,7 +28,7 @@ from watchdog.utils import UnsupportedLibcError
 if TYPE_CHECKING:
     from watchdog.observers.inotify_c import CallbackId, InotifyEvent, WatchDescriptor
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _JOIN_TIMEOUT: Final = 2.0
 """Seconds that a watching thread gets to end; it is a daemon and may be left behind."""
@@ -104,7 +104,7 @@ class _Marks:
         except Exception:
             self.errors += 1
             if self.errors == 1:
-                _log.exception("a file event could not be handled; further ones are only counted")
+                logger.exception("a file event could not be handled; further ones are only counted")
 
 
 class _Backend(Protocol):
@@ -179,9 +179,10 @@ class _Inotify:
         except OSError as error:
             if error.errno == errno.ENOSPC and not self._warned:
                 self._warned = True
-                _log.warning(
-                    "the limit of inotify watches is reached, some folders are polled; "
-                    "raise the sysctl fs.inotify.max_user_watches"
+                remedy = "raise the sysctl fs.inotify.max_user_watches"
+                logger.warning(
+                    "the limit of inotify watches is reached, some folders are polled",
+                    extra={"fields": {"remedy": remedy}},
                 )
             return False
         if folder.watch == -1:  # no permission; watchdog registers it all the same
@@ -385,6 +386,9 @@ class Watcher:
         except (OSError, RuntimeError, ImportError, UnsupportedLibcError) as error:
             if not self._warned:
                 self._warned = True
-                _log.warning("no file events, folders are polled: %s", error)
+                logger.warning(
+                    "there are no file events, folders are polled",
+                    extra={"fields": {"error": str(error)}},
+                )
             return False
         return True

@@ -420,7 +420,7 @@ def test_the_watch_limit_is_logged_once_with_its_remedy(
     home.begin()
     home.sync()
     [record] = caplog.records
-    assert "fs.inotify.max_user_watches" in record.getMessage()
+    assert "fs.inotify.max_user_watches" in record.__dict__["fields"]["remedy"]
 
 
 # Lost events and dead threads
@@ -525,7 +525,7 @@ def test_watching_that_cannot_start_is_poll_and_tried_again(
         assert (home.watcher.mode, home.watcher.restarts) == ("poll", 0)
         assert home.watcher.unwatched == home.folders().keys()
         [record] = caplog.records
-        assert "inotify instance limit reached" in record.getMessage()
+        assert "inotify instance limit reached" in record.__dict__["fields"]["error"]
     assert home.watcher.take().everything
     assert (home.watcher.mode, home.watcher.unwatched) == ("events", frozenset())
 
