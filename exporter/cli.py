@@ -1,7 +1,8 @@
 """The command line: commands, help and exit codes.
 
 0 is fine, 1 a failure while running, 2 a command line or configuration that cannot be used, 130 an
-interrupt from the keyboard. Whatever ends the program is one line on standard error.
+interrupt from the keyboard. Whatever ends the program is one line on standard error, a bug too; the
+traceback is for the log, at level debug.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ the variable over the YAML file, the file over the default):
   --version    print the version
 
 A TIME is written 90s, 5m, 1h30m or 250ms. An environment variable holds several
-folders separated by {pathsep!r}, several addresses by ','.
+folders separated by {pathsep!r}, several addresses or names by ','.
 
 The YAML file nests as the flags do. It alone can hold prices, in US dollars per
 million tokens:
@@ -84,6 +85,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # not take, and would complain about the pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # As when the disk that standard output goes to is full.
+        log.debug("ended", exc_info=True)
+        return _fail(1, error)
+    except Exception as error:
+        log.debug("ended", exc_info=True)
+        what = f"{type(error).__name__}: {error}".removesuffix(": ")
+        return _fail(1, f"unexpected {what}: please report it")
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -91,31 +100,32 @@ def _run(argv: Sequence[str]) -> int:
         print(PROGRAM, __version__)
         return 0
     # The libraries behind these modules are slow to import: `--version` does without them.
-    from . import settings as config
+    from . import sources
+    from .settings import OPTIONS, describe
 
     if "--help" in argv or "-h" in argv:
-        print(_help(config.OPTIONS, config.defaults(os.environ, sys.platform)), end="")
+        print(_help(OPTIONS, sources.defaults(os.environ, sys.platform)), end="")
         return 0
     try:
-        command, settings = config.load(argv, os.environ, sys.platform)
-    except config.ConfigError as error:
+        command, settings = sources.load(argv, os.environ, sys.platform)
+    except sources.ConfigError as error:
         return _fail(2, error)
 
     from . import logs, service
 
     logs.setup(settings.log.level, settings.log.format)
-    serving = command is config.Command.SERVE
+    serving = command is sources.Command.SERVE
     # A one-off prints metrics: what it was told is of interest to whoever looks for a fault.
     level = logging.INFO if serving else logging.DEBUG
     log.log(level, "starting", extra={"fields": {"version": __version__, "command": str(command)}})
-    log.log(level, "configuration", extra={"fields": config.describe(settings)})
+    log.log(level, "configuration", extra={"fields": describe(settings)})
     try:
         return service.serve(settings) if serving else service.once(settings)
     except service.ServiceError as error:
         return _fail(1, error)
 
 
-def _fail(code: int, error: Exception) -> int:
+def _fail(code: int, error: object) -> int:
     print(f"{PROGRAM}: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
     return code
 
@@ -127,7 +137,7 @@ def _help(options: Sequence[Option], defaults: Mapping[str, Mapping[str, object]
         several = default if isinstance(default, list | tuple) else [default]
         lines += [f"  {option.flag} {option.written.placeholder}"]
         lines += [f"      {line}" for line in textwrap.wrap(option.written.help, _WIDTH - 6)]
-        if default is not None:
+        if default not in (None, ()):
             lines += [f"      Default: {', '.join(map(str, several))}"]
         lines += [f"      Environment: {option.variable}"]
     return _HELP.format(options="\n".join(lines), pathsep=os.pathsep)

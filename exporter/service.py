@@ -8,13 +8,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final
 
 from . import __version__
 from .ledger.errors import LedgerError, LedgerUnavailableError
-from .ledger.labels import ProjectLabel
 from .ledger.pricing import PriceBook, PriceOverride, PriceTier
 from .ledger.stats import Stats
 from .ledger.store import Ledger
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_RETRY_SECONDS: Final = 5.0
+
 _SWITCH_SECONDS: Final = 0.001
 """Lets a scrape be answered soon while the collector is decoding."""
 
@@ -39,8 +40,10 @@ class ServiceError(Exception):
 def once(settings: Settings) -> int:
     """Read what is new, print the whole exposition to standard output and return 0."""
     stats = _new_stats()
-    with _ledger(settings, "") as ledger, _progress() as progress:
-        Collector(_roots(settings), ledger, stats, _now, progress=progress).scan()
+    with _ledger(settings) as ledger, _progress() as progress:
+        collector = Collector(_roots(settings), ledger, stats, _now, progress=progress)
+        with closing(collector):
+            collector.scan()
         exposition = Exposition(ledger, stats, _now).render()
     sys.stdout.buffer.write(exposition)
     return 0
@@ -62,21 +65,25 @@ def serve(settings: Settings) -> int:
     signal.signal(signal.SIGINT, leave)
     stats = _new_stats()
     roots = _roots(settings)
+    pages = _Pages(stats)
     with ExitStack() as parts:
         try:
             sockets = [parts.enter_context(bind(*at)) for at in settings.web.listen_address]
-            ledger = parts.enter_context(_ledger(settings, str(settings.web.listen_address[0])))
-            server = WebServer(_Pages(ledger, stats), sockets, version=__version__)
+            server = WebServer(
+                pages, sockets, version=__version__, allowed_hosts=settings.web.allowed_host
+            )
             server.start()
         except WebError as error:
             raise ServiceError(str(error)) from None
         parts.callback(server.stop)
         for address in server.addresses:
             logger.info("serving", extra={"fields": {"url": f"http://{address}/metrics"}})
+        ledger = parts.enter_context(_ledger(settings, server.addresses[0], stop))
+        pages.show(ledger)
         watcher = Watcher(roots, wake.set)
         watcher.start()
         parts.callback(watcher.stop)
-        collector = Collector(roots, ledger, stats, _now, stop=stop)
+        collector = parts.enter_context(closing(Collector(roots, ledger, stats, _now, stop=stop)))
         try:
             collector.run(watcher, wake, settings.transcripts.rescan_interval)
         except LedgerUnavailableError as error:
@@ -89,18 +96,26 @@ def serve(settings: Settings) -> int:
 class _Pages:
     """What the web pages show of this exporter."""
 
-    def __init__(self, ledger: Ledger, stats: Stats) -> None:
-        self._ledger = ledger
+    def __init__(self, stats: Stats) -> None:
         self._stats = stats
-        self._exposition = Exposition(ledger, stats, _now)
+        self._ledger: Ledger | None = None
+
+    def show(self, ledger: Ledger) -> None:
+        """Show this ledger, now that it could be opened."""
+        self._exposition = Exposition(ledger, self._stats, _now)
+        self._ledger = ledger
 
     def metrics(self, accept: str) -> tuple[bytes, str] | None:
-        if not self._ledger.complete:
+        """Render the exposition; see `web.Pages`."""
+        if self._ledger is None or not self._ledger.complete:
             return None
         content_type = negotiate(accept)
         return self._exposition.render(content_type), content_type
 
     def not_ready(self) -> str | None:
+        """Say what is waited for; see `web.Pages`."""
+        if self._ledger is None:
+            return "the ledger cannot be opened yet"
         if not self._ledger.complete:
             return f"the first scan is running, {self._stats.pending_bytes:,} bytes to go"
         if not self._stats.ledger_writable:
@@ -108,6 +123,9 @@ class _Pages:
         return None
 
     def facts(self) -> list[tuple[str, str]]:
+        """Return the lines of the landing page; see `web.Pages`."""
+        if self._ledger is None:
+            return []
         stats = self._stats
         snapshot = self._ledger.snapshot()
         last = max((activity.last_turn for activity in snapshot.activity.values()), default=0)
@@ -138,17 +156,31 @@ def _new_stats() -> Stats:
 
 
 @contextmanager
-def _ledger(settings: Settings, address: str) -> Iterator[Ledger]:
-    """Open the ledger for as long as the block runs; its errors become ServiceError."""
+def _ledger(
+    settings: Settings, address: str = "", stop: threading.Event | None = None
+) -> Iterator[Ledger]:
+    """Open the ledger for as long as the block runs; its errors become ServiceError.
+
+    With `stop`, a ledger that cannot be opened for the moment (full disk, busy file) is waited for
+    until it is set.
+    """
     overrides = {name: _override(price) for name, price in settings.pricing.models.items()}
     book = PriceBook(overrides, settings.pricing.multiplier)
-    show = ProjectLabel(settings.labels.project)
+    show = settings.labels.project
+    waiting = False
     try:
-        ledger = Ledger(settings.ledger.path, book, _now, show, address)
-        try:
+        while True:
+            try:
+                ledger = Ledger(settings.ledger.path, book, _now, show, address)
+                break
+            except LedgerUnavailableError as error:
+                if not waiting:
+                    logger.error("waiting for the ledger", extra={"fields": {"error": str(error)}})
+                waiting = True
+                if stop is None or stop.wait(_RETRY_SECONDS):
+                    raise
+        with closing(ledger):
             yield ledger
-        finally:
-            ledger.close()
     except (LedgerError, LedgerUnavailableError) as error:
         raise ServiceError(str(error)) from None
 

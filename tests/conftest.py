@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,3 +18,22 @@ def real_sets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RealSet]:
     from tests.real import sets
 
     return {real.name: real for real in sets(tmp_path_factory.mktemp("real"))}
+
+
+@pytest.fixture
+def user_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that `~` stands for, empty at first."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[[str | bytes], Path]:
+    """Write the configuration file and return its path."""
+
+    def write(text: str | bytes) -> Path:
+        path = tmp_path / "exporter.yml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write

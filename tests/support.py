@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from exporter.ledger.labels import ProjectLabel
 from exporter.ledger.pricing import PriceBook
 from exporter.ledger.stats import Stats
 from exporter.ledger.store import Ledger
 from exporter.ledger.totals import Snapshot
+from exporter.settings import Settings
+from exporter.sources import ConfigError, load
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.files import ERROR_REASONS
 from exporter.transcripts.reader import Reader
@@ -68,8 +72,13 @@ class Home:
 
     def restart(self) -> None:
         """End and start again."""
-        self.ledger.close()
+        self.close()
         self.start()
+
+    def close(self) -> None:
+        """End, as the program does."""
+        self.collector.close()
+        self.ledger.close()
 
     def scan(self) -> Snapshot:
         """Take one look at everything and return the totals."""
@@ -109,7 +118,7 @@ def home(folder: Path, root: Path | None = None, reader: Reader | None = None) -
     try:
         yield scratch
     finally:
-        scratch.ledger.close()
+        scratch.close()
 
 
 def counted(snapshot: Snapshot) -> Expected:
@@ -169,3 +178,17 @@ def header(session: str = "5e551001-0000", kind: str = "main") -> dict[str, Any]
         "lastUpdated": "2026-11-30T20:00:00.000Z",
         "kind": kind,
     }
+
+
+def settings(*argv: str, environ: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings in force for a command line and an environment, both as on Linux."""
+    return load(argv, environ or {}, "linux")[1]
+
+
+def refusal(*argv: str, environ: Mapping[str, str] | None = None) -> str:
+    """Return the one line by which settings are refused; fail if they are not."""
+    with pytest.raises(ConfigError) as caught:
+        load(argv, environ or {}, "linux")
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message

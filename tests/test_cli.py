@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import exporter
-from exporter import __version__, cli, logs
-from exporter.settings import OPTIONS, Settings, load
+from exporter import __version__, cli, logs, sources
+from exporter.settings import OPTIONS, Settings
+from exporter.sources import load
 
 PROJECT = Path(__file__).parents[1]
 
@@ -132,6 +133,46 @@ def test_a_failure_of_the_service_is_one_line_and_exit_code_1(
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("slug"), "unexpected KeyError: 'slug': please report it"),
+        (ValueError("a\nb"), "unexpected ValueError: a b: please report it"),
+        (RecursionError(), "unexpected RecursionError: please report it"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+    ids=["bug", "line break", "without text", "system"],
+)
+@pytest.mark.parametrize("level", ["error", "debug"])
+def test_what_was_not_foreseen_is_one_line_and_its_traceback_is_for_debugging(
+    calls: list[tuple[str, Settings]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    message: str,
+    level: str,
+) -> None:
+    fail(monkeypatch, error)
+    assert cli.main(["once", "--log.level", level]) == 1
+    out, err = capsys.readouterr()
+    *logged, last = err.splitlines()
+    assert (out, last) == ("", f"gemini-cli-exporter: error: {message}")
+    assert ["traceback=" in line for line in logged][-1:] == [True][: level == "debug"]
+
+
+def test_a_bug_before_the_log_is_set_up_is_one_line_too(
+    calls: list[tuple[str, Settings]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sources, "load", lambda *_: 1 // 0)
+    assert cli.main([]) == 1
+    assert capsys.readouterr().err == (
+        "gemini-cli-exporter: error: unexpected ZeroDivisionError:"
+        " integer division or modulo by zero: please report it\n"
+    )
+
+
 def test_an_interrupt_is_exit_code_130_and_no_traceback(
     calls: list[tuple[str, Settings]],
     capsys: pytest.CaptureFixture[str],
@@ -203,7 +244,7 @@ def test_help_shows_each_option_with_its_default_and_its_variable(help_text: str
         assert found
         block = re.split(r"\n  (?=\S)", rest)[0]
         assert f"Environment: {option.variable}" in block
-        assert ("Default: " in block) == (option.flag != "--config.file")
+        assert ("Default: " in block) == (option.default not in (None, ()))
     assert "Default: 30s\n" in help_text
     assert "Default: 127.0.0.1:9742\n" in help_text
 

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from .errors import LedgerError, LedgerUnavailableError
+from .errors import DamagedLedgerError, LedgerError, LedgerUnavailableError
 
 VERSION: Final = 1
 
@@ -100,10 +100,9 @@ def unusable(path: Path, error: Exception) -> LedgerError:
     )
 
 
-def _damaged(path: Path, what: str) -> LedgerError:
-    return LedgerError(
-        f"the ledger {path} is damaged ({what}); move it aside together with its -wal file, "
-        "and the transcripts that still exist are counted again"
+def _damaged(path: Path, what: str) -> DamagedLedgerError:
+    return DamagedLedgerError(
+        f"the ledger {path} is damaged ({what}); start again, and its copy takes its place"
     )
 
 

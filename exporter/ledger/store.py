@@ -16,8 +16,12 @@ from .memory import Memory
 from .model import Batch, FileCursor
 from .names import Names
 from .pricing import PriceBook
-from .schema import connect, translate, unusable
+from .recovery import copy_of, make_copy, open_ledger
+from .schema import translate, unusable
 from .totals import Snapshot
+
+_COPY_MS: Final = 86_400_000
+_COPY_RETRY_MS: Final = 3_600_000
 
 _Result = TypeVar("_Result")
 
@@ -37,19 +41,27 @@ class Ledger:
         show: ProjectLabel = ProjectLabel.SLUG,
         address: str = "",
     ) -> None:
-        """Open or create the ledger; raises LedgerError if it is in use, damaged or too new."""
+        """Open or create the ledger; a damaged one is replaced by its copy.
+
+        Raises LedgerError if it is in use, too new or cannot be made, and LedgerUnavailableError if
+        that may pass.
+        """
         self.path = path
         self._book = book
         self._clock = clock
+        self._names: Names
+        self._copy_due = 0
+        self._copied = -1
+        """Generation of the last copy; -1 is one from before the start."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = LedgerLock(path, address)
         except OSError as error:
             raise unusable(path, error) from None
         try:
-            self._db = connect(path)
+            self._db, replaced = open_ledger(path, clock())
             try:
-                self._load(show)
+                self._load(show, replaced)
             except sqlite3.Error as error:
                 self._db.close()
                 raise translate(error, path) from None
@@ -69,8 +81,11 @@ class Ledger:
 
     @property
     def complete(self) -> bool:
-        """Whether the very first scan of this ledger has been finished, in this run or before."""
-        return self._complete
+        """Whether every transcript has been read once: totals may be shown.
+
+        It is not so during the very first scan, and while a replaced ledger is being caught up.
+        """
+        return self._complete and not self._catching_up
 
     @property
     def generation(self) -> int:
@@ -137,17 +152,38 @@ class Ledger:
                     (self._clock(), self._names.root(root)),
                 )
             self._set_meta("complete", 1)
+            self._set_meta("catching_up", 0)
 
         self._transaction(work)
-        self._complete = True
+        self._complete, self._catching_up = True, False
+
+    def copy_if_due(self) -> None:
+        """Renew the copy beside the ledger if it is a day old and something has changed since.
+
+        Raises LedgerUnavailableError if it cannot be written; it is tried again an hour later.
+        """
+        now = self._clock()
+        if now < self._copy_due or self.generation == self._copied:
+            return
+        self._copy_due = now + _COPY_RETRY_MS
+        make_copy(self._db, self.path, now)
+        self._copy_due, self._copied = now + _COPY_MS, self.generation
 
     def snapshot(self) -> Snapshot:
         """Return the totals of this moment by label."""
         return self._memory.snapshot()
 
-    def _load(self, show: ProjectLabel) -> None:
+    def _load(self, show: ProjectLabel, replaced: bool) -> None:
         if self._meta("created") is None:
             self._create(show)
+        if replaced:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._set_meta("created", self._clock())
+            self._set_meta("catching_up", 1)
+            self._db.execute("COMMIT")
+        self._catching_up = bool(self._meta("catching_up"))
+        copy = copy_of(self.path)
+        self._copy_due = copy.stat().st_mtime_ns // 10**6 + _COPY_MS if copy.exists() else 0
         self._created = int(self._meta("created"))
         self._complete = bool(self._meta("complete"))
         self._names = Names(self._db, show)

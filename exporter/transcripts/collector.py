@@ -6,6 +6,7 @@ The look at all folders is the truth; file events only make it early.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -16,8 +17,8 @@ from ..ledger.errors import LedgerUnavailableError
 from ..ledger.model import Batch
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
-from .inventory import Inventory, Key
-from .reader import Reader, Reading, Source
+from .inventory import Inventory
+from .reader import Key, Reader, Reading, Source
 from .watcher import FolderKind
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Collector:
         self._progress = progress
         self._inventory = Inventory(roots, ledger.cursors(), ledger.scanned_roots(), stats)
         self._missing: set[str] = set()
+        self._watched: set[str] = set()
         self._batch = Batch()
         self._hashes: dict[Key, str] = {}
         self._scan_cost = 0.0
@@ -74,9 +76,7 @@ class Collector:
         inventory = self._inventory
         inventory.find_folders()
         if watcher is not None:
-            # Files are listed after this, so none falls between the listing and its watch.
-            kinds = dict.fromkeys(inventory.parents, FolderKind.PARENT)
-            watcher.sync(kinds | dict.fromkeys(inventory.folders, FolderKind.FILES))
+            self._watch_folders(watcher)
         roots = inventory.present_roots()
         self._tell_missing(set(inventory.roots) - set(roots))
         changed = inventory.changed(self._now())
@@ -89,10 +89,32 @@ class Collector:
             inventory.mark_scanned(roots)
         self._stats.scans += 1
         self._stats.last_scan = self._now()
+        try:
+            self._ledger.copy_if_due()
+        except LedgerUnavailableError as error:
+            logger.warning("no copy of the ledger", extra={"fields": {"error": str(error)}})
+
+    def _watch_folders(self, watcher: Watcher) -> None:
+        """Watch all folders, and look again while there are new ones.
+
+        What is made before its folder is watched has no event, so it must be listed afterwards.
+        """
+        while True:
+            kinds = dict.fromkeys(self._inventory.parents, FolderKind.PARENT)
+            kinds |= dict.fromkeys(self._inventory.folders, FolderKind.FILES)
+            watcher.sync(kinds)
+            if kinds.keys() <= self._watched:
+                break
+            self._watched = set(kinds)
+            self._inventory.find_folders()
 
     def look(self, paths: Iterable[str]) -> None:
         """Read what is new in these files only."""
         self._read_all(self._inventory.changed_among(paths, self._now()))
+
+    def close(self) -> None:
+        """Close the transcripts that are kept open."""
+        self._reader.keep_only(())
 
     def run(self, watcher: Watcher, wake: threading.Event, rescan_seconds: float) -> None:
         """Scan, then follow events and the clock until stopped; `stop` must set `wake` too.
@@ -105,7 +127,8 @@ class Collector:
             events = watcher.mode == "events" and not watcher.unwatched
             interval = rescan_seconds if events else min(POLL_SECONDS, rescan_seconds)
             due = scanned + max(interval, _SCAN_SHARE * self._scan_cost)
-            live = self._inventory.live_paths(self._now())
+            live = self._inventory.live(self._now())
+            self._reader.keep_only(live)
             rest = max(0.0, due - monotonic())
             wake.wait(min(rest, LIVE_LOOK_SECONDS) if live else rest)
             wake.clear()
@@ -118,7 +141,7 @@ class Collector:
                 self.scan(watcher)
                 scanned = monotonic()
             else:
-                self.look(changes.files or live)
+                self.look(changes.files or [os.path.join(*key) for key in live])
 
     def _now(self) -> float:
         return self._clock() / 1000
@@ -146,7 +169,7 @@ class Collector:
         while queue and not self._stopped():
             source, unread = queue.popleft()
             reading = self._read(source)
-            if reading is not None and reading.pending:
+            if reading is not None and reading.cursor is not None and reading.pending:
                 queue.append((source._replace(cursor=reading.cursor), reading.pending))
                 unread -= reading.pending
             stats.pending_bytes -= unread
@@ -167,8 +190,12 @@ class Collector:
             self._inventory.refuse(source, error, self._now())
             return None
         self._stats.read_bytes += reading.bytes
-        self._batch.cursors[key] = reading.cursor
-        self._hashes[key] = reading.project_hash
+        if reading.cursor is None:
+            self._batch.cursors.pop(key, None)
+            self._inventory.drop(key)
+        else:
+            self._batch.cursors[key] = reading.cursor
+            self._hashes[key] = reading.project_hash
         return reading
 
     def _commit(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ..ledger.model import FileCursor
@@ -15,10 +14,7 @@ from .conversation import Place
 from .files import error_reason, identity
 from .layout import Folder
 from .projects import Projects
-from .reader import LOOK_AGAIN, Source, project_hash_of
-
-Key = tuple[str, str]
-"""Root and path below it: the identity of a transcript's cursor."""
+from .reader import LOOK_AGAIN, Key, Source, project_hash_of
 
 LIVE_SECONDS: Final = 600
 """A transcript that changed within this time is looked at every second, events or not."""
@@ -94,13 +90,14 @@ class Inventory:
                 key = (root, os.path.join(prefix, name))
                 listed.add(key)
                 files[root] += 1
-                sources += self._if_changed(key, folder, status, now)
+                sources += self._if_changed(key, status, now)
         self._stats.files = files
         top = {root for root in self.roots if os.path.isdir(os.path.join(root, "tmp"))}
-        self.gone += [key for key in self._cursors if key not in listed and key[0] in top]
-        for key in self.gone:
-            self._cursors.pop(key, None)
-        self._live &= listed
+        gone = [key for key in self._cursors if key not in listed and key[0] in top]
+        # What was written last may still be readable through a descriptor that is open.
+        sources += [self._source(key, 0) for key in gone if key in self._live]
+        for key in gone:
+            self.drop(key)
         self._delays = {key: delay for key, delay in self._delays.items() if key in listed}
         self._refused = {key: mark for key, mark in self._refused.items() if key in listed}
         return sources
@@ -112,15 +109,24 @@ class Inventory:
             folder_path, name = os.path.split(path)
             root, folder = self._folders.get(folder_path, ("", None))
             if folder is not None and layout.is_transcript(name, folder.parent):
-                with suppress(OSError):
-                    status = os.lstat(path)
-                    sources += self._if_changed((root, path[len(root) + 1 :]), folder, status, now)
+                key = (root, path[len(root) + 1 :])
+                try:
+                    sources += self._if_changed(key, os.lstat(path), now)
+                except OSError:
+                    if key in self._live:
+                        sources.append(self._source(key, 0))
         return sources
 
-    def live_paths(self, now: float) -> list[str]:
+    def live(self, now: float) -> set[Key]:
         """Return the transcripts that changed lately, or must be looked at once more."""
         self._live = {key for key in self._live if self._is_live(key, now)}
-        return [os.path.join(*key) for key in self._live]
+        return self._live
+
+    def drop(self, key: Key) -> None:
+        """Forget a transcript that is gone."""
+        self.gone.append(key)
+        self._cursors.pop(key, None)
+        self._live.discard(key)
 
     def settle(self, cursor: FileCursor, project_hash: str) -> None:
         """Take over the cursor of a file once the ledger has it."""
@@ -146,9 +152,7 @@ class Inventory:
             return False
         return cursor.mtime == LOOK_AGAIN or now - cursor.mtime / 1e9 < LIVE_SECONDS
 
-    def _if_changed(
-        self, key: Key, folder: Folder, status: os.stat_result, now: float
-    ) -> Iterator[Source]:
+    def _if_changed(self, key: Key, status: os.stat_result, now: float) -> Iterator[Source]:
         cursor = self._cursors.get(key)
         if cursor is not None and (
             cursor.mtime == status.st_mtime_ns
@@ -165,12 +169,15 @@ class Inventory:
             return
         if key in self._delays and now < self._delays[key].until:
             return
+        yield self._source(key, status.st_size)
+
+    def _source(self, key: Key, size: int) -> Source:
         root, path = key
-        project = self._projects[root].project(folder.project)
-        stem = os.path.basename(path).partition(".json")[0]
-        place = Place(project, stem[-8:], folder.parent)
-        cursor = cursor or FileCursor(root, path)
-        yield Source(os.path.join(root, path), status.st_size, cursor, place)
+        _, folder, _, *parent, name = path.split(os.sep)
+        project = self._projects[root].project(folder)
+        place = Place(project, name.partition(".json")[0][-8:], parent[0] if parent else "")
+        cursor = self._cursors.get(key) or FileCursor(root, path)
+        return Source(os.path.join(root, path), size, cursor, place)
 
     def _learn(self, root: str, path: str, project_hash: str) -> None:
         if project_hash:

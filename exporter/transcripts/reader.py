@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
+from collections.abc import Container
 from hashlib import blake2b
 from io import FileIO
 from typing import Final, NamedTuple
@@ -14,14 +15,17 @@ from ..ledger.model import Batch, FileCursor
 from .conversation import Conversation, Given, Memory, Moment, Place
 from .files import identity, open_regular
 from .layout import is_document
-from .records import head_of, parse_document, parse_line, skippable
+from .records import head_of, is_crowded, parse_document, parse_line, skippable
 from .shapes import Reason
 
 BUFFER: Final = 1 << 20
-MAX_LINE: Final = 64 << 20
-MAX_DOCUMENT: Final = 256 << 20
+MAX_LINE: Final = 32 << 20
+MAX_DOCUMENT: Final = 64 << 20
 BUDGET: Final = 16 << 20
 """Bytes of one .jsonl file that are read before the other files have their turn."""
+
+MAX_OPEN: Final = 64
+"""Transcripts that are kept open after they have been read."""
 
 LOOK_AGAIN: Final = -1
 """A modification time that no file has: the file is opened once more, changed or not."""
@@ -29,7 +33,9 @@ LOOK_AGAIN: Final = -1
 _EDGE: Final = 256
 _RACY_NS: Final = 50_000_000
 _SETTLED_NS: Final = 5_000_000_000
-_LIVE_FILES: Final = 64
+
+Key = tuple[str, str]
+"""Root and path below it: the identity of a transcript's cursor."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Memory).decode
@@ -47,7 +53,8 @@ class Source(NamedTuple):
 class Reading(NamedTuple):
     """What one read of one file gave, apart from the turns and calls in the batch."""
 
-    cursor: FileCursor
+    cursor: FileCursor | None
+    """Where to go on; None if the file is gone."""
     bytes: int
     pending: int
     """Bytes that are left for the next read because of the budget; an unfinished line is not."""
@@ -55,15 +62,25 @@ class Reading(NamedTuple):
 
 
 class Reader:
-    """Reads transcripts one after the other through one reused buffer; not thread-safe."""
+    """Reads transcripts one after the other through one reused buffer; not thread-safe.
+
+    The files that were read last stay open: what was written to one before it was deleted or
+    replaced can still be read then.
+    """
 
     def __init__(
-        self, *, buffer: int = BUFFER, max_line: int = MAX_LINE, budget: int = BUDGET
+        self,
+        *,
+        buffer: int = BUFFER,
+        max_line: int = MAX_LINE,
+        budget: int = BUDGET,
+        max_open: int = MAX_OPEN,
     ) -> None:
         self._buffer = bytearray(buffer)
         self._max_line = max_line
         self._budget = budget
-        self._given: OrderedDict[tuple[str, str], Given] = OrderedDict()
+        self._max_open = max_open
+        self._open: OrderedDict[Key, _Kept] = OrderedDict()
 
     def read(
         self, source: Source, now: int, first_scan: bool, batch: Batch, reasons: Counter[str]
@@ -75,48 +92,86 @@ class Reader:
         may then hold turns that the ledger will see again.
         """
         old = source.cursor
+        key = (old.root, old.path)
+        context = _Context(source.place, now, first_scan, batch, reasons)
+        count = 0
+        kept = self._open.pop(key, None)
+        if kept is not None and not kept.is_at(source.path):
+            with kept.file:
+                drained = self._read_open(kept, old, context)
+            count, old = drained.bytes, drained.cursor or old
+            kept = None
+        if kept is None:
+            try:
+                kept = _Kept(FileIO(open_regular(source.path)[0]))
+            except FileNotFoundError:
+                if not count:
+                    raise
+                return Reading(None, count, 0, "")
+        try:
+            reading = self._read_open(kept, old, context)
+        except BaseException:
+            kept.file.close()
+            raise
+        self._open[key] = kept
+        if len(self._open) > self._max_open:
+            self._open.popitem(last=False)[1].file.close()
+        return reading._replace(bytes=count + reading.bytes)
+
+    def keep_only(self, keys: Container[Key]) -> None:
+        """Close the files that are not among these."""
+        for key in [key for key in self._open if key not in keys]:
+            self._open.pop(key).file.close()
+
+    def _read_open(self, kept: _Kept, old: FileCursor, context: _Context) -> Reading:
+        file, reasons = kept.file, context.reasons
+        status = os.fstat(file.fileno())
         memory = _decode(old.context) if old.context else Memory()
-        fd, status = open_regular(source.path)
-        with FileIO(fd) as file:
-            offset = old.offset
-            if not _is_same(file, status, old):
-                # Same path, other content: most likely the same session, so its model still holds.
-                offset, memory.last, memory.before = 0, None, None
-                self.forget(old)
-            new = FileCursor(
-                old.root,
-                old.path,
-                *identity(status),
-                status.st_size,
-                status.st_mtime_ns,
-                offset,
-            )
-            fallback = status.st_mtime_ns // 1_000_000 if first_scan else now
-            moment = Moment(now, fallback)
-            given = self._given_of(old)
-            talk = Conversation(source.place, memory, given, moment, batch, reasons)
-            pending = 0
-            if is_document(source.path):
-                count = _read_document(file, new, talk, now, reasons)
-            else:
-                lines = _Lines(file, new, talk, reasons, self._buffer, self._max_line)
-                pending = lines.read(self._budget)
-                count = lines.count
-                new.fingerprint = _fingerprint(file, new.offset)
+        offset = old.offset
+        if not _is_same(file, status, old):
+            # Same path, other content: most likely the same session, so its model still holds.
+            offset, memory.last, memory.before = 0, None, None
+        new = FileCursor(
+            old.root, old.path, *identity(status), status.st_size, status.st_mtime_ns, offset
+        )
+        fallback = status.st_mtime_ns // 1_000_000 if context.first_scan else context.now
+        moment = Moment(context.now, fallback)
+        talk = Conversation(context.place, memory, kept.given, moment, context.batch, reasons)
+        pending = 0
+        if is_document(old.path):
+            count = _read_document(file, new, talk, context.now, reasons)
+        else:
+            lines = _Lines(file, new, talk, reasons, self._buffer, self._max_line)
+            pending = lines.read(self._budget)
+            count = lines.count
+            new.fingerprint = _fingerprint(file, new.offset)
         new.context = _encode(memory)
         return Reading(new, count, pending, memory.project_hash)
 
-    def forget(self, cursor: FileCursor) -> None:
-        """Drop what is only kept to save work on a file."""
-        self._given.pop((cursor.root, cursor.path), None)
 
-    def _given_of(self, cursor: FileCursor) -> Given:
-        key = (cursor.root, cursor.path)
-        given = self._given.setdefault(key, {})
-        self._given.move_to_end(key)
-        if len(self._given) > _LIVE_FILES:
-            self._given.popitem(last=False)
-        return given
+class _Context(NamedTuple):
+    """What is the same for all that one call reads."""
+
+    place: Place
+    now: int
+    first_scan: bool
+    batch: Batch
+    reasons: Counter[str]
+
+
+class _Kept:
+    """An open transcript, and what has been given out of it so far."""
+
+    def __init__(self, file: FileIO) -> None:
+        self.file = file
+        self.given: Given = {}
+
+    def is_at(self, path: str) -> bool:
+        """Tell whether the path still leads to this file."""
+        try:
+            return identity(os.lstat(path)) == identity(os.fstat(self.file.fileno()))
+        except FileNotFoundError:
+            return False
 
 
 class _Lines:
@@ -188,7 +243,8 @@ class _Lines:
     def _take(self, view: memoryview, begin: int, end: int) -> None:
         if end - begin <= 1 and not bytes(view[begin:end]).strip():
             return
-        parsed = parse_line(view[begin:end])
+        crowded = is_crowded(self._buffer, begin, end)
+        parsed = parse_line(view[begin:end], crowded)
         if parsed.record is not None:
             self._talk.message(parsed.record)
         elif parsed.header is not None:
@@ -224,6 +280,7 @@ def _read_document(
     if cursor.size > MAX_DOCUMENT:
         reasons[Reason.LINE_TOO_LONG] += 1
         return 0
+    file.seek(0)
     data = file.readall()
     age = now * 1_000_000 - cursor.mtime
     if len(data) != cursor.size or 0 <= age < _RACY_NS:
@@ -231,7 +288,7 @@ def _read_document(
         cursor.mtime = LOOK_AGAIN
     if not data:
         return 0
-    parsed = parse_document(data)
+    parsed = parse_document(data, is_crowded(data, 0, len(data)))
     if parsed.header is not None:
         talk.document(parsed.header)
     elif 0 <= age < _SETTLED_NS:

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from ..ledger.model import TokenUsage
-from .salvage import BAD_JSON, NOTHING, REFUSALS, Text, decoded_again
+from .salvage import BAD_JSON, NOTHING, REFUSALS, Text, decoded_again, taken_apart
 from .shapes import Header, Line, Parsed, Reason, Tokens
 
 _TYPES: Final = {
@@ -32,6 +32,9 @@ _HEAD: Final = re.compile(
 any other order takes the full decode, so a match is never wrong about text inside a message."""
 
 _MESSAGE_HEAD: Final = re.compile(rb'\{"id":"[^"\\]{1,128}","timestamp":"[^"\\]{1,64}","type":"')
+
+_LARGE: Final = 1 << 20
+_MAX_IDS: Final = 100_000
 
 _line = msgspec.json.Decoder(Line)
 _document = msgspec.json.Decoder(Header)
@@ -57,8 +60,18 @@ def skippable(data: bytes | bytearray, start: int, end: int) -> str | None:
     return _TYPES[match[1]]
 
 
-def parse_line(line: Text) -> Parsed:
-    """Return what a .jsonl line holds: a message, or header facts with messages, or reasons."""
+def is_crowded(data: bytes | bytearray, start: int, end: int) -> bool:
+    """Tell whether so many objects with an id are in a text that decoding would fill the memory."""
+    return end - start > _LARGE and data.count(b'"id"', start, end) > _MAX_IDS
+
+
+def parse_line(line: Text, crowded: bool = False) -> Parsed:
+    """Return what a .jsonl line holds: a message, or header facts with messages, or reasons.
+
+    A crowded line is taken apart piece by piece.
+    """
+    if crowded:
+        return taken_apart(line) or BAD_JSON
     try:
         decoded = _line.decode(line)
     except REFUSALS as error:
@@ -76,11 +89,14 @@ def parse_line(line: Text) -> Parsed:
     return Parsed(header=header)
 
 
-def parse_document(data: Text) -> Parsed:
+def parse_document(data: Text, crowded: bool = False) -> Parsed:
     """Return the header facts of a .json transcript, its messages among them.
 
-    A document that is cut off or empty gives the reason BAD_JSON: it is being rewritten.
+    A document that is cut off or empty gives the reason BAD_JSON: it is being rewritten. A crowded
+    one is taken apart piece by piece.
     """
+    if crowded:
+        return taken_apart(data) or BAD_JSON
     try:
         return Parsed(header=_document.decode(data))
     except REFUSALS as error:

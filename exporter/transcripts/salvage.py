@@ -6,11 +6,13 @@ Nothing here runs on what Gemini CLI usually writes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from .shapes import Call, Header, Parsed, Reason, Record, Tokens
+from .shapes import Call, Header, Message, Parsed, Reason, Tokens
 
 Text = bytes | bytearray | memoryview
 
@@ -23,11 +25,55 @@ _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89a-fA-F][0-9a-fA-F]{2}|.)", re.DOTALL)
 _BOM: Final = b"\xef\xbb\xbf"
 
-_record = msgspec.json.Decoder(Record)
-_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_array = msgspec.json.Decoder(list[msgspec.Raw])
+_TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
+_OPENING: Final = frozenset((b"[", b"{"))
+_CLOSING: Final = frozenset((b"]", b"}"))
+_MAX_PARTS: Final = 100_000
+"""Elements of one list that are looked at; no transcript has so many messages or calls."""
+
+
+_NULL: Final = msgspec.Raw(b"null")
+"""Stands for a field that is absent: the CLI makes no difference."""
+
+
+class _Raws(msgspec.Struct, kw_only=True):
+    """The fields of any line, message or document that matter, none of them decoded."""
+
+    id: msgspec.Raw = _NULL
+    timestamp: msgspec.Raw = _NULL
+    type: msgspec.Raw = _NULL
+    model: msgspec.Raw = _NULL
+    tokens: msgspec.Raw = _NULL
+    calls: msgspec.Raw = msgspec.field(default=_NULL, name="toolCalls")
+    rewind_to: msgspec.Raw = msgspec.field(default=_NULL, name="$rewindTo")
+    patch: msgspec.Raw = msgspec.field(default=_NULL, name="$set")
+    session: msgspec.Raw = msgspec.field(default=_NULL, name="sessionId")
+    project_hash: msgspec.Raw = msgspec.field(default=_NULL, name="projectHash")
+    kind: msgspec.Raw = _NULL
+    messages: msgspec.Raw = _NULL
+
+
+class _RawTokens(msgspec.Struct, omit_defaults=True):
+    input: msgspec.Raw = _NULL
+    output: msgspec.Raw = _NULL
+    cached: msgspec.Raw = _NULL
+    thoughts: msgspec.Raw = _NULL
+    tool: msgspec.Raw = _NULL
+    total: msgspec.Raw = _NULL
+
+
+class _RawCall(msgspec.Struct):
+    id: msgspec.Raw = _NULL
+    name: msgspec.Raw = _NULL
+    status: msgspec.Raw = _NULL
+
+
+_message = msgspec.json.Decoder(Message)
+_raws = msgspec.json.Decoder(_Raws)
 _tokens = msgspec.json.Decoder(Tokens)
+_raw_tokens = msgspec.json.Decoder(_RawTokens)
 _call = msgspec.json.Decoder(Call)
+_raw_call = msgspec.json.Decoder(_RawCall)
 _text = msgspec.json.Decoder(str)
 
 _Decoded = TypeVar("_Decoded")
@@ -38,85 +84,90 @@ def decoded_again(
 ) -> _Decoded | Parsed:
     """Decode what was refused: field by field if a type surprised, else once more, repaired."""
     if isinstance(error, msgspec.ValidationError):
-        apart = _taken_apart(text)
+        apart = taken_apart(text)
         if apart is not None:
             return apart
-    repaired = _repaired(bytes(text))
+    repaired = _repaired(text, error)
     if repaired is not None:
         try:
             return decoder.decode(repaired)
         except REFUSALS as second:
-            apart = _taken_apart(repaired)
+            apart = taken_apart(repaired)
             if apart is not None:
                 return apart
             error = second
     return Parsed(reasons=(Reason.TOO_DEEP,)) if isinstance(error, RecursionError) else BAD_JSON
 
 
-def _repaired(text: bytes) -> bytes | None:
+def _repaired(text: Text, error: Exception) -> bytes | None:
     """Return the text with lone surrogates, bad UTF-8 and a byte-order mark taken out, or None.
 
     Node writes a lone surrogate when it cuts a string inside an emoji; the turn must not be lost.
     """
-    fixed = text.removeprefix(_BOM)
-    if _SURROGATE.search(fixed):
-        fixed = _ESCAPE.sub(_without_surrogate, fixed)
-    fixed = fixed.decode("utf-8", "replace").encode()
-    return fixed if fixed != text else None
+    fixed = None
+    if text[: len(_BOM)] == _BOM:
+        fixed = bytes(text[len(_BOM) :])
+    if _SURROGATE.search(text):
+        fixed = _ESCAPE.sub(_without_surrogate, fixed or bytes(text))
+    if "UTF-8" in str(error):
+        fixed = (fixed or bytes(text)).decode("utf-8", "replace").encode()
+    return fixed
 
 
 def _without_surrogate(match: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if len(match[0]) == 6 else match[0]
 
 
-def _taken_apart(text: Text) -> Parsed | None:
+def taken_apart(text: Text) -> Parsed | None:
     """Decode an object field by field, so that one surprising field does not cost the others.
 
-    Returns None where the text is not JSON at all.
+    Lists are taken element by element, so that memory stays small whatever they hold. Returns None
+    where the text is not JSON at all.
     """
     try:
-        fields = _object.decode(text)
+        fields = _raws.decode(text)
     except msgspec.ValidationError:
         return Parsed(reasons=(Reason.BAD_SHAPE,))
     except REFUSALS:
         return None
     reasons: list[Reason] = []
-    if _field(fields, "$rewindTo", _text) is not None:
+    if _field(fields.rewind_to, _text) is not None:
         return NOTHING
-    if _field(fields, "id", _text, reasons):
-        return Parsed(_record_of(fields, reasons), None, tuple(reasons))
-    if "$set" in fields:
-        return _taken_apart(fields["$set"])
+    message_id = _field(fields.id, _text, reasons)
+    if message_id:
+        return Parsed(_record_of(message_id, fields, reasons), None, tuple(reasons))
+    if not _is_null(fields.patch):
+        return taken_apart(fields.patch)
     header = Header(
-        _field(fields, "sessionId", _text, reasons),
-        _field(fields, "projectHash", _text, reasons),
-        _field(fields, "kind", _text, reasons),
-        _messages_of(fields, reasons),
+        _field(fields.session, _text, reasons),
+        _field(fields.project_hash, _text, reasons),
+        _field(fields.kind, _text, reasons),
+        _messages_of(fields.messages, reasons),
     )
     return Parsed(None, header, tuple(reasons))
 
 
-def _record_of(fields: dict[str, msgspec.Raw], reasons: list[Reason]) -> Record:
-    record = Record(
-        _field(fields, "id", _text, reasons) or "",
-        _field(fields, "timestamp", _text, reasons) or "",
-        _field(fields, "type", _text, reasons) or "",
+def _record_of(message_id: str, fields: _Raws, reasons: list[Reason]) -> Message:
+    record = Message(
+        id=message_id,
+        timestamp=_field(fields.timestamp, _text, reasons) or "",
+        type=_field(fields.type, _text, reasons) or "",
     )
     if record.type == "gemini":
-        record.model = _field(fields, "model", _text, reasons)
-        record.tokens = _tokens_of(fields, reasons)
-        calls = [
-            _call_of(raw, reasons) for raw in _field(fields, "toolCalls", _array, reasons) or ()
-        ]
+        record.model = _field(fields.model, _text, reasons)
+        record.tokens = _tokens_of(fields.tokens, reasons)
+        calls = (_call_of(raw, reasons) for raw in _elements(fields.calls, reasons))
         record.tool_calls = [call for call in calls if call is not None]
     return record
 
 
-def _tokens_of(fields: dict[str, msgspec.Raw], reasons: list[Reason]) -> Tokens | None:
-    counts = _field(fields, "tokens", _object, reasons)
+def _tokens_of(raw: msgspec.Raw, reasons: list[Reason]) -> Tokens | None:
+    counts = _field(raw, _raw_tokens, reasons)
     if counts is None:
         return None
-    known = {name: raw for name, raw in counts.items() if bytes(raw) != b"null"}
+    known = {
+        name: count for name, count in msgspec.structs.asdict(counts).items() if not _is_null(count)
+    }
     try:
         return _tokens.decode(msgspec.json.encode(known))
     except REFUSALS:
@@ -124,41 +175,63 @@ def _tokens_of(fields: dict[str, msgspec.Raw], reasons: list[Reason]) -> Tokens 
         return None
 
 
-def _call_of(raw: msgspec.Raw, reasons: list[Reason]) -> Call | None:
-    try:
+def _call_of(raw: memoryview, reasons: list[Reason]) -> Call | None:
+    with suppress(*REFUSALS):
         return _call.decode(raw)
-    except msgspec.ValidationError:
-        pass
     try:
-        fields = _object.decode(raw)
+        fields = _raw_call.decode(raw)
     except REFUSALS:
         reasons.append(Reason.BAD_SHAPE)
         return None
-    return Call(*(_field(fields, name, _text, reasons) or "" for name in ("id", "name", "status")))
+    parts = (_field(part, _text, reasons) or "" for part in (fields.id, fields.name, fields.status))
+    return Call(*parts)
 
 
-def _messages_of(fields: dict[str, msgspec.Raw], reasons: list[Reason]) -> list[Record]:
+def _messages_of(raw: msgspec.Raw, reasons: list[Reason]) -> list[Message]:
     messages = []
-    for raw in _field(fields, "messages", _array, reasons) or ():
+    for element in _elements(raw, reasons):
         try:
-            messages.append(_record.decode(raw))
-        except msgspec.ValidationError:
-            parsed = _taken_apart(raw) or BAD_JSON
+            messages.append(_message.decode(element))
+        except REFUSALS:
+            parsed = taken_apart(element) or BAD_JSON
             reasons.extend(parsed.reasons)
-            if parsed.record is not None:
+            if isinstance(parsed.record, Message):
                 messages.append(parsed.record)
     return messages
 
 
+def _elements(raw: msgspec.Raw, reasons: list[Reason]) -> Iterator[memoryview]:
+    """Yield the elements of a list; anything else gives none and, unless it is null, a reason."""
+    text = memoryview(raw)
+    if text[:1].tobytes() != b"[":
+        if not _is_null(raw):
+            reasons.append(Reason.BAD_SHAPE)
+        return
+    depth, start, count = 0, 1, 0
+    for token in _TOKEN.finditer(text):
+        mark = token[0]
+        if mark in _OPENING:
+            depth += 1
+        elif mark in _CLOSING:
+            depth -= 1
+        if (depth == 1 and mark == b",") or depth == 0:
+            element = text[start : token.start()]
+            start = token.end()
+            if depth or element.tobytes().strip():
+                yield element
+            count += 1
+            if count > _MAX_PARTS:
+                reasons.append(Reason.TOO_MANY)
+                return
+
+
 def _field(
-    fields: dict[str, msgspec.Raw],
-    name: str,
+    raw: msgspec.Raw,
     decoder: msgspec.json.Decoder[Any],
     reasons: list[Reason] | None = None,
 ) -> Any:
     """Return a decoded field; None where it is absent, null or, with a reason, of another type."""
-    raw = fields.get(name)
-    if raw is None or bytes(raw) == b"null":
+    if _is_null(raw):
         return None
     try:
         return decoder.decode(raw)
@@ -166,3 +239,7 @@ def _field(
         if reasons is not None:
             reasons.append(Reason.BAD_SHAPE)
         return None
+
+
+def _is_null(raw: msgspec.Raw) -> bool:
+    return memoryview(raw).nbytes == 4 and bytes(raw) == b"null"

@@ -24,6 +24,7 @@ class Reason(StrEnum):
     TIME_MISSING = "time_missing"
     TIME_AHEAD = "time_ahead"
     TOO_DEEP = "too_deep"
+    TOO_MANY = "too_many"
 
 
 class Tokens(msgspec.Struct, gc=False):
@@ -38,14 +39,18 @@ class Tokens(msgspec.Struct, gc=False):
 
 
 class Call(msgspec.Struct, gc=False):
-    """One tool call of a message."""
+    """One tool call of a message.
 
-    id: str = ""
+    The CLI always writes an id. It is required, so that nothing shorter can fill the memory; where
+    it is missing the slower way of `salvage` is taken.
+    """
+
+    id: str
     name: str = ""
     status: str = ""
 
 
-class Record(msgspec.Struct, gc=False):
+class Record(msgspec.Struct, gc=False, kw_only=True):
     """One message; only `gemini` messages have `tokens`, `model` and `tool_calls`."""
 
     id: str = ""
@@ -56,16 +61,22 @@ class Record(msgspec.Struct, gc=False):
     tool_calls: list[Call] | None = msgspec.field(default=None, name="toolCalls")
 
 
+class Message(Record, kw_only=True):
+    """A message in a list of messages; its id is required for the same reason as a call's."""
+
+    id: str
+
+
 class Header(msgspec.Struct):
     """Facts about a session: a first line, a `$set` patch, or the frame of a .json document."""
 
     session: str | None = msgspec.field(default=None, name="sessionId")
     project_hash: str | None = msgspec.field(default=None, name="projectHash")
     kind: str | None = None
-    messages: list[Record] | None = None
+    messages: list[Message] | None = None
 
 
-class Line(Record):
+class Line(Record, kw_only=True):
     """Any line of a .jsonl transcript; which kind it is follows from the fields it has."""
 
     rewind_to: str | None = msgspec.field(default=None, name="$rewindTo")
@@ -73,7 +84,7 @@ class Line(Record):
     session: str | None = msgspec.field(default=None, name="sessionId")
     project_hash: str | None = msgspec.field(default=None, name="projectHash")
     kind: str | None = None
-    messages: list[Record] | None = None
+    messages: list[Message] | None = None
 
 
 class Parsed(msgspec.Struct):

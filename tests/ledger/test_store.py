@@ -6,6 +6,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
@@ -338,31 +339,14 @@ def test_a_second_exporter_is_told_who_holds_the_ledger(path: Path) -> None:
     Ledger(path, BOOK, CLOCK).close()
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        ("PRAGMA user_version = 99", "newer release .schema 99"),
-        ("DROP TABLE turn", "damaged .no table turn"),
-    ],
-)
-def test_a_newer_schema_and_a_missing_table_are_refused(
-    ledger: Ledger, path: Path, damage: str, message: str
-) -> None:
+def test_a_newer_schema_is_refused(ledger: Ledger, path: Path) -> None:
     ledger.close()
-    db = sqlite3.connect(path)
-    db.execute(damage)
-    db.commit()
-    db.close()
-    with pytest.raises(LedgerError, match=message):
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 99")
+        db.commit()
+    with pytest.raises(LedgerError, match="written by a newer release"):
         Ledger(path, BOOK, CLOCK)
-
-
-def test_what_is_not_a_database_is_refused_and_kept(path: Path) -> None:
-    path.parent.mkdir()
-    path.write_bytes(b"precious notes" * 1000)
-    with pytest.raises(LedgerError, match="damaged"):
-        Ledger(path, BOOK, CLOCK)
-    assert path.read_bytes() == b"precious notes" * 1000
+    assert [file.name for file in path.parent.glob("*.damaged*")] == []
 
 
 def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:

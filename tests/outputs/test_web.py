@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 import re
 import socket
@@ -13,78 +12,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 
 from exporter.outputs import web
-from exporter.outputs.web import WebError, WebServer, accepts_gzip, bind
+from exporter.outputs.web import WebError, WebServer, bind
+from tests.outputs.serving import (
+    BODY,
+    CONTENT_TYPE,
+    HTTP,
+    FakePages,
+    Serve,
+    connect,
+    everything,
+    exchange,
+    status,
+    url,
+)
 
-BODY = b"# HELP gemini_cli_turns_total Turns.\ngemini_cli_turns_total 3\n" * 50
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-HTTP = httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
-PATHS = ["/", "/metrics", "/-/healthy", "/-/ready"]
+ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 on this machine")
 
-
-class FakePages:
-    """Pages with settable answers, which remember what they were asked and by which thread."""
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self.body: bytes | None = BODY
-        self.reason: str | None = None
-        self.lines = [("Ledger", "/home/ana/ledger.db"), ("Turns", "1,204")]
-        self.accepts: list[str] = []
-        self.threads: set[str] = set()
-
-    def metrics(self, accept: str) -> tuple[bytes, str] | None:
-        self.accepts.append(accept)
-        self.threads.add(threading.current_thread().name)
-        return None if self.body is None else (self.body, CONTENT_TYPE)
-
-    def not_ready(self) -> str | None:
-        return self.reason
-
-    def facts(self) -> list[tuple[str, str]]:
-        return self.lines
-
-
-Serve = Callable[..., WebServer]
 Connect = Callable[[WebServer, int], list[socket.socket]]
-
-
-@pytest.fixture(scope="module")
-def pages_of_all() -> FakePages:
-    return FakePages()
-
-
-@pytest.fixture
-def pages(pages_of_all: FakePages) -> FakePages:
-    """What all servers show, as new for each test."""
-    pages_of_all.reset()
-    return pages_of_all
-
-
-@pytest.fixture(scope="module")
-def server_of_all(pages_of_all: FakePages) -> Iterator[WebServer]:
-    server = WebServer(
-        pages_of_all,
-        [bind("127.0.0.1", 0)],
-        version="1.2.3",
-        allowed_hosts=["exporter", "metrics.example."],
-    )
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def server(server_of_all: WebServer, pages: FakePages) -> WebServer:
-    """A server with the real limits, shared by all tests that do not stop it."""
-    return server_of_all
 
 
 @pytest.fixture(scope="module")
@@ -99,22 +47,6 @@ def hasty(pages_of_all: FakePages) -> Iterator[WebServer]:
 
 
 @pytest.fixture
-def serve(pages: FakePages) -> Iterator[Serve]:
-    """Starts servers with limits of their own and stops them after the test."""
-    running: list[WebServer] = []
-
-    def start(**options: Any) -> WebServer:
-        server = WebServer(pages, [bind("127.0.0.1", 0)], version="1.2.3", **options)
-        running.append(server)
-        server.start()
-        return server
-
-    yield start
-    for server in running:
-        server.stop()
-
-
-@pytest.fixture
 def connect_many() -> Iterator[Connect]:
     """Opens connections and closes them after the test."""
     with ExitStack() as opened:
@@ -123,36 +55,6 @@ def connect_many() -> Iterator[Connect]:
 
 def web_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("web")}
-
-
-def url(server: WebServer, path: str = "/metrics") -> str:
-    return f"http://{server.addresses[0]}{path}"
-
-
-def connect(server: WebServer) -> socket.socket:
-    host, _, port = server.addresses[0].rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=5)
-
-
-def exchange(server: WebServer, request: bytes) -> bytes:
-    """Send bytes and return all that comes until the server closes."""
-    with connect(server) as client:
-        client.sendall(request)
-        return everything(client)
-
-
-def everything(client: socket.socket) -> bytes:
-    answer = b""
-    try:
-        while piece := client.recv(65536):
-            answer += piece
-    except ConnectionResetError:
-        pass
-    return answer
-
-
-def status(answer: bytes) -> int:
-    return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
 def is_open(client: socket.socket) -> bool:
@@ -178,245 +80,6 @@ def trickle(client: socket.socket) -> float:
             client.sendall(b"x")
             time.sleep(0.05)
     return time.monotonic() - begun
-
-
-# What each page answers
-
-
-def test_metrics_are_the_pages_bytes_with_their_content_type(
-    server: WebServer, pages: FakePages
-) -> None:
-    answer = HTTP.get(url(server), headers={"Accept": "text/plain"})
-    assert (answer.status_code, answer.content) == (200, BODY)
-    assert answer.headers["Content-Type"] == CONTENT_TYPE
-    assert answer.headers["Vary"] == "Accept, Accept-Encoding"
-    assert pages.accepts == ["text/plain"]
-
-
-def test_metrics_before_the_first_scan_are_a_503_that_says_when_to_retry(
-    server: WebServer, pages: FakePages
-) -> None:
-    pages.body = None
-    answer = HTTP.get(url(server))
-    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
-    assert answer.text.count("\n") == 1
-
-
-def test_ready_gives_the_reason_when_it_is_not(server: WebServer, pages: FakePages) -> None:
-    assert HTTP.get(url(server, "/-/ready")).status_code == 200
-    pages.reason = "the disk is full"
-    answer = HTTP.get(url(server, "/-/ready"))
-    assert (answer.status_code, answer.text) == (503, "not ready: the disk is full\n")
-
-
-def test_healthy_is_200_even_when_not_ready(server: WebServer, pages: FakePages) -> None:
-    pages.reason, pages.body = "still scanning", None
-    assert HTTP.get(url(server, "/-/healthy")).status_code == 200
-
-
-def test_landing_page_shows_version_state_facts_and_links(server: WebServer) -> None:
-    answer = HTTP.get(url(server, "/"))
-    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    for text in ("gemini-cli-exporter", "1.2.3", "ready", "/home/ana/ledger.db", "1,204"):
-        assert text in answer.text
-    assert re.findall(r'<a href="([^"]+)"', answer.text) == ["/metrics", "/-/healthy", "/-/ready"]
-
-
-def test_landing_page_escapes_everything_and_loads_nothing(
-    server: WebServer, pages: FakePages
-) -> None:
-    pages.lines = [("<b>", "<script>alert('&')</script>")]
-    pages.reason = "<i>$version"
-    answer = HTTP.get(url(server, "/"))
-    assert "<b>" not in answer.text
-    assert "<script" not in answer.text
-    assert "&lt;i&gt;$version" in answer.text
-    assert "http" not in answer.text
-    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
-
-
-def test_metrics_can_live_elsewhere(serve: Serve) -> None:
-    server = serve(metrics_path="/usage")
-    assert HTTP.get(url(server, "/usage")).content == BODY
-    assert HTTP.get(url(server, "/metrics")).status_code == 404
-    assert '<a href="/usage"' in HTTP.get(url(server, "/")).text
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_head_has_the_headers_of_get_and_no_body(server: WebServer, path: str) -> None:
-    get = HTTP.get(url(server, path))
-    request = f"HEAD {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    head, _, body = exchange(server, request.encode() + b"Accept-Encoding: gzip\r\n\r\n").partition(
-        b"\r\n\r\n"
-    )
-    assert body == b""
-    assert f"content-length: {get.headers['Content-Length']}".encode() in head
-
-
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "BREW"])
-def test_other_methods_are_405_with_allow(server: WebServer, path: str, method: str) -> None:
-    answer = HTTP.request(method, url(server, path))
-    assert answer.status_code == 405
-    assert set(answer.headers["Allow"].split(", ")) == {"GET", "HEAD"}
-
-
-@pytest.mark.parametrize("path", ["/metrics/", "/favicon.ico", "/-/quit", "//metrics", "/%2e%2e/x"])
-def test_other_paths_are_404_without_redirects(server: WebServer, path: str) -> None:
-    assert HTTP.get(url(server, path)).status_code == 404
-
-
-@pytest.mark.parametrize("target", ["http://evil.example/metrics", "*", "evil.example:443"])
-def test_targets_that_are_no_paths_are_404(server: WebServer, target: str) -> None:
-    request = f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
-    assert status(exchange(server, request.encode())) == 404
-
-
-@pytest.mark.parametrize("path", [*PATHS, "/nothing"])
-def test_every_answer_forbids_sniffing_and_has_a_date(server: WebServer, path: str) -> None:
-    answer = HTTP.get(url(server, path))
-    assert answer.headers.get_list("X-Content-Type-Options") == ["nosniff"]
-    assert answer.headers["Date"].endswith(" GMT")
-    assert "Server" not in answer.headers
-    assert "Access-Control-Allow-Origin" not in answer.headers
-
-
-# Compression
-
-
-@pytest.mark.parametrize(
-    ("header", "wanted"),
-    [
-        ("gzip", True),
-        ("GZip", True),
-        ("gzip, deflate, br", True),
-        ("br;q=1.0, gzip;q=0.8, *;q=0.1", True),
-        ("*", True),
-        ("*;q=0.5", True),
-        ("gzip;q=0.001", True),
-        ("gzip ; q = 1.000", True),
-        ("identity;q=0, gzip", True),
-        ("identity;q=0, *", True),
-        ("", False),
-        ("gzip;q=0", False),
-        ("gzip;q=0.000", False),
-        ("gzip;q=0, *", False),
-        ("*;q=0", False),
-        ("identity", False),
-        ("identity;q=0", False),
-        ("identity, gzip;q=0.5", False),
-        ("br", False),
-        ("gzip;q=nan", False),
-        ("gzip;q=-1", False),
-        ("gzip;q=2", False),
-        ("gzip;q=", False),
-        ("gzip;level=9", False),
-        ("gzipped", False),
-        (";;,,=;q", False),
-        ("gz\xefp, \xb2;q=\xb2", False),
-    ],
-)
-def test_gzip_only_when_the_header_really_allows_it(header: str, wanted: bool) -> None:
-    assert accepts_gzip(header) is wanted
-
-
-def test_metrics_are_compressed_on_request_and_the_same_inside(server: WebServer) -> None:
-    zipped = HTTP.get(url(server), headers={"Accept-Encoding": "gzip"})
-    plain = HTTP.get(url(server), headers={"Accept-Encoding": "identity"})
-    assert zipped.headers["Content-Encoding"] == "gzip"
-    assert "Content-Encoding" not in plain.headers
-    assert zipped.content == plain.content == BODY
-    assert int(zipped.headers["Content-Length"]) < len(BODY) / 5
-
-
-def test_an_unchanged_body_is_compressed_once(
-    server: WebServer, pages: FakePages, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages.body = first = BODY + b"# EOF\n"
-    calls: list[bytes] = []
-    compress = gzip.compress
-
-    def counting(body: bytes, compresslevel: int, *, mtime: float) -> bytes:
-        calls.append(body)
-        return compress(body, compresslevel, mtime=mtime)
-
-    monkeypatch.setattr(gzip, "compress", counting)
-    for _ in range(3):
-        assert HTTP.get(url(server)).content == first
-    pages.body = BODY
-    assert HTTP.get(url(server)).content == BODY
-    assert calls == [first, BODY]
-
-
-def test_all_rendering_is_done_by_one_thread_that_is_not_the_loops(
-    server: WebServer, pages: FakePages
-) -> None:
-    clients = [threading.Thread(target=HTTP.get, args=[url(server)]) for _ in range(4)]
-    for client in clients:
-        client.start()
-    for client in clients:
-        client.join()
-    assert pages.threads == {"web-render_0"}
-
-
-@pytest.mark.parametrize("name", [b"Accept", b"Accept-Encoding", b"X-Junk"])
-@pytest.mark.parametrize(
-    "value", [b"\xff\xfe\x80", b"\xc3\xa4;q=\xc2\xb2", b";;q=,,=", b"a" * 9000]
-)
-def test_odd_header_bytes_are_never_a_500(server: WebServer, name: bytes, value: bytes) -> None:
-    request = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-    assert status(exchange(server, request + name + b": " + value + b"\r\n\r\n")) == 200
-
-
-# The Host header
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("127.0.0.1:9742", 200),
-        ("127.0.0.1", 200),
-        ("10.1.2.3:80", 200),
-        ("[::1]", 200),
-        ("[::1]:9742", 200),
-        ("[fe80::1%eth0]:9742", 200),
-        ("localhost", 200),
-        ("LocalHost.:9742", 200),
-        (socket.gethostname(), 200),
-        (socket.gethostname().upper() + ":9742", 200),
-        ("exporter:9742", 200),
-        ("Metrics.Example", 200),
-        ("evil.example", 421),
-        ("evil.example:9742", 421),
-        ("127.0.0.1.evil.example", 421),
-        ("sub.metrics.example", 421),
-        ("localhost.evil.example", 421),
-        ("[evil.example]", 421),
-        ("[::1", 421),
-        ("127.0.0.1:99:99", 421),
-        ("a b", 421),
-        ("\xe4\xb2", 421),
-        ("", 400),
-    ],
-)
-def test_hosts(server: WebServer, host: str, expected: int) -> None:
-    request = f"GET /-/healthy HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-    answer = exchange(server, request.encode("latin-1"))
-    assert status(answer) == expected
-    assert b"nosniff" in answer
-    assert (b"--web.allowed-host" in answer) is (expected == 421)
-
-
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
-def test_a_missing_host_is_400(server: WebServer, version: str) -> None:
-    answer = exchange(server, f"GET / HTTP/{version}\r\n\r\n".encode())
-    assert status(answer) == 400
-    assert b"nosniff" in answer
-
-
-def test_two_hosts_are_400(server: WebServer) -> None:
-    request = b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
-    assert status(exchange(server, request)) == 400
 
 
 # Slow, silent and malicious clients
@@ -787,7 +450,7 @@ def test_no_permission_is_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch
         bind("127.0.0.1", 80)
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 on this machine")
+@ipv6
 @pytest.mark.parametrize("host", ["", "::"])
 def test_the_empty_host_listens_on_both_kinds_of_addresses(pages: FakePages, host: str) -> None:
     server = WebServer(pages, [bind(host, 0)], version="1")
@@ -811,3 +474,27 @@ def test_without_ipv6_the_empty_host_listens_on_ipv4(monkeypatch: pytest.MonkeyP
 def test_a_name_prefers_ipv4() -> None:
     with bind("localhost", 0) as sock:
         assert sock.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reachable"),
+    [
+        (["127.0.0.1"], []),
+        (["localhost"], []),
+        (["0.0.0.0"], ["0.0.0.0"]),
+        (["127.0.0.1", "0.0.0.0", "0.0.0.0"], ["0.0.0.0", "0.0.0.0"]),
+        pytest.param(["::1"], [], marks=ipv6),
+        pytest.param([""], ["[::]"], marks=ipv6),
+    ],
+    ids=" ".join,
+)
+def test_listening_beyond_loopback_is_one_warning_at_the_start(
+    pages: FakePages, caplog: pytest.LogCaptureFixture, hosts: list[str], reachable: list[str]
+) -> None:
+    server = WebServer(pages, [bind(host, 0) for host in hosts], version="1")
+    server.start()
+    server.stop()
+    found = [record.__dict__["fields"]["addresses"] for record in caplog.records]
+    named = [address.rpartition(":")[0] for addresses in found for address in addresses]
+    assert (len(found), named) == (bool(reachable), reachable)
+    assert all("anyone who can reach" in record.message for record in caplog.records)

@@ -85,7 +85,7 @@ def test_a_restart_opens_no_transcript_and_keeps_the_totals(copied: tuple[RealSe
     assert counted(scratch.ledger.snapshot()) == real.expected()
     assert counted(scratch.scan()) == real.expected()
     assert scratch.stats.read_bytes == 0
-    scratch.ledger.close()
+    scratch.close()
 
 
 def test_deleting_all_transcripts_changes_no_total(copied: tuple[RealSet, Home]) -> None:
@@ -95,7 +95,7 @@ def test_deleting_all_transcripts_changes_no_total(copied: tuple[RealSet, Home])
     assert counted(scratch.scan()) == real.expected()
     scratch.restart()
     assert counted(scratch.scan()) == real.expected()
-    scratch.ledger.close()
+    scratch.close()
 
 
 def test_restored_and_copied_transcripts_are_not_counted_again(
@@ -109,7 +109,7 @@ def test_restored_and_copied_transcripts_are_not_counted_again(
     slug = next(path for path in (scratch.root / "tmp").iterdir() if len(path.name) < 64)
     shutil.copytree(slug, slug.with_name("copy"))
     assert counted(scratch.scan()) == real.expected()
-    scratch.ledger.close()
+    scratch.close()
 
 
 def test_many_homes_in_one_ledger_are_counted_once_each(
@@ -123,7 +123,9 @@ def test_many_homes_in_one_ledger_are_counted_once_each(
     ledger = Ledger(tmp_path / "ledger.db", BOOK, clock)
     roots = [str(real.gemini) for real in real_sets.values()]
     for _ in range(2):
-        Collector(roots, ledger, Stats(0), clock).scan()
+        collector = Collector(roots, ledger, Stats(0), clock)
+        collector.scan()
+        collector.close()
         turns = sum(total.turns for total in ledger.snapshot().pairs.values())
         tokens = sum(total.tokens.total for total in ledger.snapshot().pairs.values())
         calls = sum(total.calls for total in ledger.snapshot().tools.values())

@@ -9,23 +9,22 @@ import itertools
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from watchdog import events
 from watchdog.observers import inotify_c
+from watchdog.utils import UnsupportedLibcError
 
-from exporter.transcripts.watcher import (
-    Changes,
-    FolderKind,
-    Watcher,
-    _Inotify,
-    _Recursive,
-)
+from exporter.transcripts.inotify import Inotify
+from exporter.transcripts.recursive import Recursive
+from exporter.transcripts.watcher import Changes, FolderKind, Watcher
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify")
 
@@ -385,7 +384,7 @@ def test_a_refused_folder_is_unwatched_and_tried_again(
     allow = refuse(monkeypatch, home.chats, error)
     home.begin()
     home.sync()
-    assert isinstance(home.watcher._backend, _Inotify)
+    assert isinstance(home.watcher._backend, Inotify)
     assert -1 not in home.watcher._backend._inotify._watch_for_wd
     assert home.watcher.unwatched == {str(home.chats)}
     assert home.watcher.mode == "events"
@@ -472,7 +471,7 @@ def test_an_exception_in_wake_is_counted_logged_once_and_kills_nothing(
 
 def kill(watcher: Watcher) -> None:
     """End the inotify thread by an unforeseen exception."""
-    assert isinstance(watcher._backend, _Inotify)
+    assert isinstance(watcher._backend, Inotify)
     thread = watcher._backend._inotify
 
     def die(event: object) -> None:
@@ -542,6 +541,22 @@ def test_a_dead_thread_that_cannot_be_started_again_means_everything_once(
     assert (home.watcher.mode, home.watcher.restarts) == ("poll", 0)
 
 
+def test_a_c_library_without_inotify_is_polled(
+    home: Home, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Unsupported(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise UnsupportedLibcError("no inotify_init in this libc")
+
+    name = "watchdog.observers.inotify_c"
+    monkeypatch.setitem(sys.modules, name, Unsupported(name))
+    monkeypatch.delitem(sys.modules, "exporter.transcripts.inotify")
+    home.begin()
+    assert (home.watcher.mode, home.watcher.take()) == ("poll", NOTHING)
+    [record] = caplog.records
+    assert record.__dict__["fields"] == {"error": "no inotify_init in this libc"}
+
+
 def test_a_system_without_good_events_is_polled(home: Home) -> None:
     home.use("freebsd14")
     home.begin()
@@ -581,11 +596,11 @@ def test_before_start_nothing_is_watched(home: Home) -> None:
 # The recursive backend, for systems that watch subtrees
 
 
-def recursive(home: Home, folders: Mapping[str, FolderKind]) -> _Recursive:
+def recursive(home: Home, folders: Mapping[str, FolderKind]) -> Recursive:
     home.use(MACOS)
     home.watcher.start()
     home.watcher.sync(folders)
-    assert isinstance(home.watcher._backend, _Recursive)
+    assert isinstance(home.watcher._backend, Recursive)
     return home.watcher._backend
 
 
@@ -612,7 +627,7 @@ def test_paths_without_symbolic_links_are_spelt_as_their_root(home: Home) -> Non
     watcher = Watcher([str(link)], home.wake, MACOS)
     watcher.start()
     watcher.sync({str(chats): FolderKind.FILES})
-    assert isinstance(watcher._backend, _Recursive)
+    assert isinstance(watcher._backend, Recursive)
     watcher._backend.on_any_event(events.FileModifiedEvent(str(home.chats / "session-a.jsonl")))
     assert watcher.take().files == {str(chats / "session-a.jsonl")}
     watcher.stop()
@@ -625,6 +640,13 @@ def test_a_deleted_folder_that_looks_like_a_file_is_a_folder(home: Home) -> None
 
 
 # What we use of watchdog beyond its documented interface
+
+
+def test_watchdog_is_not_imported_before_something_is_watched() -> None:
+    """A one-off scan does without it."""
+    program = "import exporter.transcripts.collector, sys; print('watchdog' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"False\n"
 
 
 def test_the_names_of_watchdog_that_we_use_exist() -> None:

@@ -1,0 +1,103 @@
+"""The daily copy of the ledger, and what takes the place of a damaged one."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+from .errors import DamagedLedgerError, LedgerUnavailableError
+from .schema import connect, translate
+
+logger = logging.getLogger(__name__)
+
+_COMPANIONS: Final = ("", "-wal", "-shm")
+
+
+def copy_of(path: Path) -> Path:
+    """Return where the copy of a ledger lies: beside it."""
+    return path.with_name(path.name + ".copy")
+
+
+def open_ledger(path: Path, now: int) -> tuple[sqlite3.Connection, bool]:
+    """Open the ledger, or put its copy or an empty one in the place of a damaged one.
+
+    Returns the connection and whether the ledger was replaced. `now` is in milliseconds since the
+    epoch and names the damaged file that is moved aside. Only damage is replaced: a full disk, a
+    busy file or a newer schema raises as `connect` does.
+    """
+    try:
+        if copy_of(path).exists() and path.exists() and not path.stat().st_size:
+            raise DamagedLedgerError(f"the ledger {path} is empty")
+        return connect(path), False
+    except DamagedLedgerError as error:
+        aside = _move_aside(path, now)
+        source = "a new ledger: the transcripts that still exist are counted again"
+        if _restore(path, now):
+            source = "its copy, caught up from the transcripts"
+        fields = {"error": str(error), "kept_as": str(aside), "replaced_by": source}
+        logger.error("the ledger was replaced", extra={"fields": fields})
+        return connect(path), True
+
+
+def make_copy(db: sqlite3.Connection, path: Path, now: int) -> None:
+    """Write a verified copy of the ledger beside it, in the place of the one before.
+
+    Raises LedgerUnavailableError if it cannot be written; the former copy is then still there.
+    """
+    copy = copy_of(path)
+    fresh = copy.with_name(copy.name + ".new")
+    try:
+        fresh.unlink(missing_ok=True)
+        os.close(os.open(fresh, os.O_CREAT | os.O_WRONLY | os.O_EXCL, 0o600))
+        with closing(sqlite3.connect(fresh)) as target:
+            db.backup(target)
+            target.execute("PRAGMA journal_mode=delete")
+            verdict = target.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise DamagedLedgerError(f"the ledger {path} is damaged ({verdict})")
+        _sync(fresh)
+        os.utime(fresh, ns=(now * 1_000_000, now * 1_000_000))
+        fresh.replace(copy)
+    except (OSError, sqlite3.Error) as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        if isinstance(error, sqlite3.Error):
+            raise translate(error, copy) from None
+        raise LedgerUnavailableError(f"the copy {copy} cannot be written: {error}") from None
+
+
+def _move_aside(path: Path, now: int) -> Path:
+    """Rename the damaged file together with its -wal, so that no new database deletes that."""
+    aside = path.with_name(f"{path.name}.damaged-{now}")
+    for companion in _COMPANIONS:
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + companion).rename(aside.with_name(aside.name + companion))
+    return aside
+
+
+def _restore(path: Path, now: int) -> bool:
+    copy = copy_of(path)
+    if not copy.exists():
+        return False
+    fresh = path.with_name(path.name + ".restored")
+    shutil.copyfile(copy, fresh)
+    fresh.chmod(0o600)
+    _sync(fresh)
+    fresh.replace(path)
+    try:
+        connect(path).close()
+    except DamagedLedgerError as error:
+        logger.error("the copy is damaged too", extra={"fields": {"error": str(error)}})
+        _move_aside(path, now)
+        return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
