@@ -1,7 +1,8 @@
 """Generated homes: made once, kept on request, and read into the page cache beforehand."""
 
+from __future__ import annotations
+
 import json
-import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,8 +13,8 @@ END = datetime(2026, 10, 1, tzinfo=UTC)
 _PAIR = "\t"
 
 
-def plan(era: Format, scale: float) -> Plan:
-    """The home of the speed table (0.9 GB, 45,000 turns, 300 files), shrunk by `scale`."""
+def standard(era: Format, scale: float) -> Plan:
+    """The home of the speed table: 0.9 GB, 45,000 turns, 300 files in 12 projects."""
     sessions, subagents = max(2, round(240 * scale)), round(60 * scale)
     turns = max(6 * (sessions + subagents), round(45_000 * scale))
     return Plan(
@@ -26,17 +27,35 @@ def plan(era: Format, scale: float) -> Plan:
     )
 
 
-def home(folder: Path, wanted: Plan) -> tuple[Path, Truth]:
+def long(scale: float) -> Plan:
+    """One session of 256 MB."""
+    return Plan(end=END, projects=1, sessions=1, subagents=0, turns=max(6, round(12_600 * scale)))
+
+
+def many(sessions: int, projects: int) -> Plan:
+    """Many short sessions of about 24 kB."""
+    return Plan(
+        end=END,
+        projects=projects,
+        sessions=sessions,
+        subagents=0,
+        turns=6 * sessions,
+        turn_bytes=4_000,
+    )
+
+
+def home(folder: Path, plan: Plan) -> tuple[Path, Truth]:
     """The home of a plan below `folder`, written unless it is there, and its truth.
 
     The truth stands beside the home under a name that only this plan has, and is written last, so
     an interrupted run leaves nothing that a later one would take for a finished home.
     """
-    name = f"{wanted.format}-{wanted.turns}-{wanted.sessions}-{wanted.subagents}-{wanted.seed}"
+    sizes = (plan.turns, plan.projects, plan.sessions, plan.subagents, plan.turn_bytes, plan.seed)
+    name = "-".join(map(str, (plan.format, *sizes)))
     place, record = folder / name, folder / f"{name}.truth.json"
     if record.exists():
         return place, _load(record.read_text())
-    truth = write_home(place, wanted)
+    truth = write_home(place, plan)
     record.write_text(_dump(truth))
     return place, truth
 
@@ -51,10 +70,9 @@ def warm(place: Path) -> None:
                     pass
 
 
-def transcripts(place: Path) -> set[str]:
-    """The real paths of the transcripts of a home."""
-    paths = (place / ".gemini" / "tmp").glob("*/chats/**/*.json*")
-    return {os.path.realpath(path) for path in paths}
+def transcripts(place: Path) -> list[Path]:
+    """The transcripts of a home, as real paths."""
+    return sorted((place.resolve() / ".gemini" / "tmp").glob("*/chats/**/*.json*"))
 
 
 def _dump(truth: Truth) -> str:

@@ -1,5 +1,7 @@
 """What a command costs: processor time, wall time and peak memory of its whole process tree."""
 
+from __future__ import annotations
+
 import os
 import re
 import resource
@@ -14,11 +16,10 @@ from pathlib import Path
 
 _SAMPLE_MS = 10
 _OPENED = re.compile(rb"= \d+<(.+)>$", re.MULTILINE)
-_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 
 class CommandError(Exception):
-    """A measured command failed; the text names it and quotes its last words."""
+    """A measured command failed or did something wrong; the text names it and says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,33 @@ def opened(command: Sequence[str], env: Mapping[str, str], paths: set[str]) -> i
     return sum(os.fsdecode(name) in paths for name in names)
 
 
+def status(pid: int, field: str) -> int:
+    """A number of /proc/PID/status (memory is in kB); 0 if it is not there.
+
+    Raises ProcessLookupError if the process has ended.
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        raise ProcessLookupError(pid) from None
+    found = re.search(rf"^{field}:\s+(\d+)", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process has used so far, user and system, with all its threads.
+
+    /proc counts in ticks of 10 ms; the process's own clock, which any process may read on Linux, in
+    nanoseconds. Its number is that of clock_getcpuclockid(3).
+    """
+    return time.clock_gettime(~pid << 3 | 2)
+
+
+def characters_read(pid: int) -> int:
+    """The bytes that a process has got from read(2) and the like, whatever it read."""
+    return int(Path(f"/proc/{pid}/io").read_text().split()[1])
+
+
 def _watch(pid: int) -> int:
     """Wait until a process ends and return the sum of the peaks (bytes) of all in its tree.
 
@@ -105,7 +133,6 @@ def _tree(pid: int) -> list[int]:
 
 def _peak(pid: int) -> int:
     try:
-        found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
-    except (FileNotFoundError, ProcessLookupError):
+        return status(pid, "VmHWM") * 1_024
+    except ProcessLookupError:
         return 0
-    return int(found[1]) * 1_024 if found else 0

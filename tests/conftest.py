@@ -6,10 +6,35 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from tests.real import RealSet
+
+# How long an example takes says more about the machine's other work than about the code.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let `pytest --update-golden` write the committed files anew, to be read and committed."""
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, bytes], None]:
+    """Compare bytes with a file of the folder `golden` beside the test; see --update-golden."""
+
+    def compare(name: str, found: bytes) -> None:
+        path = request.path.parent / "golden" / name
+        if request.config.getoption("--update-golden"):
+            path.write_bytes(found)
+        expected = path.read_bytes()
+        assert found.decode().splitlines() == expected.decode().splitlines()
+        assert found == expected
+
+    return compare
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -99,6 +100,12 @@ class Program:
         for root in roots:
             self._command += ["--transcripts.root", str(root)]
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     def start(self) -> None:
         """Begin a life; its log begins anew."""

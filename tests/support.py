@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +125,32 @@ def home(folder: Path, root: Path | None = None, reader: Reader | None = None) -
         scratch.close()
 
 
+_audits: list[list[tuple[str, str]]] = []
+_AUDITED = ("open", "os.listdir", "os.scandir")
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if _audits and event in _AUDITED and isinstance(arguments[0], str | bytes):
+        _audits[-1].append((event, os.fsdecode(arguments[0])))
+
+
+@cache
+def _hook() -> None:
+    """Set the hook, which Python has no way to take off, when it is first needed."""
+    sys.addaudithook(_audit)
+
+
+@contextmanager
+def audited() -> Iterator[list[tuple[str, str]]]:
+    """Note what is opened and listed meanwhile, by whomever: the events `open` and `os.scandir`."""
+    _hook()
+    _audits.append([])
+    try:
+        yield _audits[-1]
+    finally:
+        _audits.pop()
+
+
 def counted(snapshot: Snapshot) -> Expected:
     """Return totals in the form of the truth, to be compared with it."""
     return Expected(
@@ -130,6 +160,18 @@ def counted(snapshot: Snapshot) -> Expected:
             for key, total in snapshot.tools.items()
         },
     )
+
+
+def summed(parts: Iterable[Expected]) -> Expected:
+    """Return the sum of several truths, for all projects together."""
+    usage: dict[tuple[str, str], Usage] = defaultdict(Usage)
+    tools: dict[tuple[str, str, str], ToolCount] = defaultdict(ToolCount)
+    for part in parts:
+        for (_, model), turns in part.usage.items():
+            usage["", model] += turns
+        for (_, model, tool), calls in part.tools.items():
+            tools["", model, tool] += calls
+    return Expected(dict(usage), dict(tools))
 
 
 def gemini(

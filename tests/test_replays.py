@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import astuple
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
-from tests.real import Expected, RealSet, ToolCount, Usage, Write, names
-from tests.support import Home, counted, home
-from tests.transcripts.test_counting import assert_never_falls, without_projects
+from tests.program import Program
+from tests.real import Expected, RealSet, ToolCount, Usage, Write, apply, names
+from tests.support import Home, counted, home, summed
+from tests.transcripts.test_counting import assert_never_falls
 
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2)
 
 WAKES = {"sleep": 10, "look": 4, "look at all": 4, "scan": 3, "restart": 1}
 """What a collector may do after a write, and how often it does it."""
+
+STAND_SECONDS = 0.2
+"""How long a file stands before it is emptied, deleted or replaced, where all must be seen."""
+
+GAP_SECONDS = 0.003
+"""The longest wait between two other writes of a home."""
 
 
 class Seen:
@@ -38,16 +48,38 @@ class Seen:
             for call in real.truth["api_calls"]
             for message in call.get("message_ids", ())
         }
+        self._open: dict[Path, BinaryIO] = {}
         self._tokens: dict[str, tuple[str, dict[str, int]]] = {}
         self._calls: dict[tuple[str, str], tuple[str, str, str]] = {}
 
     def look(self, path: Path) -> None:
-        """Read the whole of one transcript, if it is there and in one piece."""
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return
-        for message in _messages(path.name, data):
+        """Read the whole of one transcript, if it is there and in one piece.
+
+        What a look has opened can be read once more after it was deleted or replaced.
+        """
+        opened = self._open.pop(path, None)
+        if opened is not None:
+            with opened:
+                if not _leads_to(path, opened):
+                    self._read(path.name, opened)
+        with suppress(FileNotFoundError):
+            self._open[path] = path.open("rb")
+            self._read(path.name, self._open[path])
+
+    @property
+    def opened(self) -> list[Path]:
+        """The transcripts of which something may be left, wherever they are now."""
+        return list(self._open)
+
+    def close(self) -> None:
+        """Close what is open: there is no more to be had of what will be deleted."""
+        for file in self._open.values():
+            file.close()
+        self._open.clear()
+
+    def _read(self, name: str, file: BinaryIO) -> None:
+        file.seek(0)
+        for message in _messages(name, file.read()):
             if message.get("type") == "gemini":
                 self._take(message)
 
@@ -81,6 +113,13 @@ class Seen:
         for model, tool, status in self._calls.values():
             tools["", model, tool] += ToolCount(1, status == "error", status == "cancelled")
         return Expected(dict(usage), dict(tools))
+
+
+def _leads_to(path: Path, file: BinaryIO) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _messages(name: str, data: bytes) -> Iterator[dict[str, Any]]:
@@ -123,8 +162,8 @@ class Audience:
         """Look at everything, as at the start, when a folder came, or when it is time."""
         tmp = self._home.root / "tmp"
         self._folders = {*tmp.glob("*/chats"), *tmp.glob("*/chats/*/")}
-        paths = [path for folder in self._folders for path in folder.iterdir()]
-        self._look(paths, self._home.collector.scan)
+        listed = [path for folder in self._folders for path in folder.iterdir()]
+        self._look({*listed, *self._seen.opened}, self._home.collector.scan)
 
     def look(self, paths: Iterable[Path]) -> None:
         """Look at some files, as after their events."""
@@ -138,12 +177,17 @@ class Audience:
     @property
     def shown(self) -> Expected:
         """What is counted now, for all projects together."""
-        return without_projects(counted(self._snapshot))
+        return summed([counted(self._snapshot)])
 
     def restart(self) -> None:
         """End and start again, which begins with a look at everything."""
         self._home.restart()
+        self._seen.close()
         self.scan()
+
+    def close(self) -> None:
+        """End without a last look."""
+        self._seen.close()
 
     def _look(self, paths: Iterable[Path], work: Callable[[], None]) -> None:
         work()
@@ -157,14 +201,17 @@ class Audience:
 
 def at_most(few: Expected, many: Expected) -> bool:
     """Tell whether no count of the one is above the same count of the other."""
+    more = _counts(many)
     return all(
-        all(
-            a <= b
-            for a, b in zip(astuple(count), astuple(there.get(key, type(count)())), strict=True)
-        )
-        for here, there in ((few.usage, many.usage), (few.tools, many.tools))
-        for key, count in here.items()
+        count <= limit
+        for key, counts in _counts(few).items()
+        for count, limit in zip(counts, more.get(key, (0,) * len(counts)), strict=True)
     )
+
+
+def _counts(expected: Expected) -> dict[tuple[str, ...], tuple[int, ...]]:
+    rows = (*expected.usage.items(), *expected.tools.items())
+    return {key: astuple(count) for key, count in rows}
 
 
 @pytest.mark.parametrize("name", names(replay=True))
@@ -172,15 +219,14 @@ def test_replay_watched_by_its_events_alone_gives_the_truth(
     name: str, real_sets: dict[str, RealSet], tmp_path: Path
 ) -> None:
     real = real_sets[name]
-    with home(tmp_path) as scratch:
-        audience = Audience(scratch, real)
+    with home(tmp_path) as scratch, closing(Audience(scratch, real)) as audience:
         for write in real.play(scratch.root):
             changed = audience.witness(write)
             if audience.knows(changed):
                 audience.look(changed)
             else:
                 audience.scan()
-        assert audience.shown == without_projects(real.expected(watched=True))
+        assert audience.shown == summed([real.expected(watched=True)])
         assert scratch.skipped == {}
 
 
@@ -190,8 +236,7 @@ def test_replay_watched_now_and_then_counts_what_was_seen(
     name: str, seed: int, real_sets: dict[str, RealSet], tmp_path: Path
 ) -> None:
     real, rng, unread = real_sets[name], Random(f"{name} {seed}"), set[Path]()
-    with home(tmp_path) as scratch:
-        audience = Audience(scratch, real)
+    with home(tmp_path) as scratch, closing(Audience(scratch, real)) as audience:
         for write in real.play(scratch.root):
             changed = audience.witness(write)
             unread |= changed
@@ -206,7 +251,48 @@ def test_replay_watched_now_and_then_counts_what_was_seen(
                 case "restart":
                     audience.restart()
         audience.scan()
-        least, most = (without_projects(real.expected(watched)) for watched in (False, True))
+        least, most = (summed([real.expected(watched)]) for watched in (False, True))
         assert at_most(least, audience.shown)
         assert at_most(audience.shown, most)
         assert scratch.skipped == {}
+
+
+def play_at_once(homes: dict[Path, RealSet], stand: float) -> None:
+    """Write all homes at the same time; in each the gaps are those of the recording, but short.
+
+    A file is left alone for `stand` seconds before what is in it is taken away.
+    """
+    plays = [(real.replay(), root) for root, real in homes.items()]
+    queue = [(0.0, number, next(replay)) for number, (replay, _) in enumerate(plays)]
+    written: dict[Path, float] = {}
+    while queue:
+        due, number, write = heapq.heappop(queue)
+        time.sleep(max(0.0, due - time.monotonic()))
+        replay, root = plays[number]
+        apply(write, root)
+        now = written[root / write.path] = time.monotonic()
+        following = next(replay, None)
+        if following is not None:
+            due = now + min(following.time - write.time, GAP_SECONDS)
+            if following.op in ("truncate", "unlink", "rename"):
+                due = max(due, written.get(root / following.path, 0) + stand)
+            heapq.heappush(queue, (due, number, following))
+
+
+def test_the_program_sees_every_state_of_all_homes_while_they_are_written(
+    real_sets: dict[str, RealSet], tmp_path: Path
+) -> None:
+    """One process, all recorded homes at once, thousands of writes in a few seconds."""
+    homes = {tmp_path / name: real_sets[name] for name in names(replay=True)}
+    expected = summed(real.expected(watched=True) for real in homes.values())
+    for root in homes:
+        root.mkdir()
+    with Program(tmp_path, list(homes)) as program:
+        program.start()
+        program.metrics()
+        play_at_once(homes, STAND_SECONDS)
+        metrics = program.metrics(lambda it: summed([it.counted]) == expected)
+        assert summed([metrics.counted]) == expected
+        assert metrics.by_label("gemini_cli_exporter_records_skipped_total", "reason") == {}
+        assert metrics.by_label("gemini_cli_exporter_file_errors_total", "reason") == {}
+        assert program.stop() == 0

@@ -5,8 +5,9 @@ them at once; a live home makes each one when its time has come. Shapes and key 
 the released program: 0.61 for JSONL, 0.37 for JSON. All follows from the plan, byte for byte.
 """
 
+from .chat import MODELS
 from .home import chats, write_home
 from .plan import Format, Plan
 from .truth import Calls, Truth, Usage, Write
 
-__all__ = ["Calls", "Format", "Plan", "Truth", "Usage", "Write", "chats", "write_home"]
+__all__ = ["MODELS", "Calls", "Format", "Plan", "Truth", "Usage", "Write", "chats", "write_home"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -68,24 +69,30 @@ class Counting:
         self._db = db
         self._names = names
         self._book = book
+        self._prompts: Counter[tuple[int, int]] = Counter()
+        self._tools: dict[tuple[int, int, int], list[int]] = {}
         self._turns: dict[bytes, list[Any]] = {}
         self._calls: dict[tuple[bytes, int], list[int]] = {}
         self._tallies: dict[tuple[int, int, int, bool], _Tally] = {}
 
-    def count(self, turns: Sequence[Turn], calls: Sequence[ToolCall]) -> int:
-        """Count what the ledger does not know yet; return how many more replies that makes."""
-        known = {key for (key,) in self._find("id FROM turn WHERE id", [t.id for t in turns])}
-        replies = sum(self._turn(turn) for turn in turns if turn.id not in known)
-        stored = {
-            (message, call): list(row)
-            for message, call, *row in self._find(
-                "message, call, project, model, tool, status FROM tool_call WHERE message",
-                list({call.message for call in calls}),
+    def count(self, turns: Sequence[Turn], calls: Sequence[ToolCall], all_new: bool = False) -> int:
+        """Count what the ledger does not know yet; return how many more replies that makes.
+
+        With `all_new` nothing is looked up: sqlite3.IntegrityError is raised if something is known.
+        """
+        known: set[bytes] = set()
+        stored: dict[tuple[bytes, int], list[int]] = {}
+        if not all_new:
+            known.update(
+                key for (key,) in self._find("id FROM turn WHERE id", [t.id for t in turns])
             )
-        }
-        for call in calls:
-            self._call(call, stored)
-        self._write()
+            query = "message, call, project, model, tool, status FROM tool_call WHERE message"
+            for message, call, *row in self._find(query, list({c.message for c in calls})):
+                stored[message, call] = row
+        replies = sum(self._turn(turn) for turn in turns if turn.id not in known)
+        for tool_call in calls:
+            self._call(tool_call, stored)
+        self._write("INSERT" if all_new else "REPLACE")
         return replies
 
     def reprice(self, now: int) -> None:
@@ -131,8 +138,8 @@ class Counting:
         if echo:
             first_part, place, fresh = echo
             if fresh:
-                self.sums.add_prompt(place[1], bucket_of(first_part.prompt), -1)
-                self.sums.add_prompt(model, bucket_of(usage.prompt))
+                self._prompts[place[1], bucket_of(first_part.prompt)] -= 1
+                self._prompts[model, bucket_of(usage.prompt)] += 1
             else:
                 # Others may have seen the first part already: its place stays, and no kind shrinks.
                 # The prompt is the same; how much of it was cached is taken as first reported.
@@ -141,7 +148,7 @@ class Counting:
                     first_part.input, first_part.cached, usage.output, usage.thoughts, usage.tool
                 )
         else:
-            self.sums.add_prompt(model, bucket_of(usage.prompt))
+            self._prompts[model, bucket_of(usage.prompt)] += 1
         self._turns[turn.id] = [turn.id, session, project, model, time, *usage, rate, turn.role]
         tally = self._tally((project, model, rate), main)
         tally.add(usage)
@@ -187,11 +194,13 @@ class Counting:
         row[3] = call.status
         self._calls[key] = row
         project, model, tool, status = row
-        errors, cancellations = status == Status.ERROR, status == Status.CANCELLED
-        self.sums.add_tool((project, model, tool), new, errors, cancellations)
-        self._bear("tool", call.time, project, model, tool)
+        tally = self._tools.setdefault((project, model, tool), [0, 0, 0, _NEVER])
+        tally[0] += new
+        tally[1] += status == Status.ERROR
+        tally[2] += status == Status.CANCELLED
+        tally[3] = min(tally[3], call.time)
 
-    def _write(self) -> None:
+    def _write(self, verb: str) -> None:
         """Write the new rows, and bring the tallies into the sums."""
         # In the order of their keys, as the table keeps them.
         self._db.executemany(
@@ -199,9 +208,14 @@ class Counting:
             [self._turns[key] for key in sorted(self._turns)],
         )
         self._db.executemany(
-            "REPLACE INTO tool_call VALUES (?, ?, ?, ?, ?, ?)",
+            f"{verb} INTO tool_call VALUES (?, ?, ?, ?, ?, ?)",
             [(*key, *row) for key, row in sorted(self._calls.items())],
         )
+        for (model, bucket), turns in self._prompts.items():
+            self.sums.add_prompt(model, bucket, turns)
+        for (project, model, tool), (calls, errors, cancellations, first) in self._tools.items():
+            self.sums.add_tool((project, model, tool), calls, errors, cancellations)
+            self._bear("tool", first, project, model, tool)
         for (project, model, rate, main), tally in self._tallies.items():
             usage = tally.usage()
             self.sums.add_usage((project, model, rate), usage, tally.turns)

@@ -69,7 +69,7 @@ class Status(IntEnum):
     OTHER = 3
 
 
-class Project(msgspec.Struct, frozen=True):
+class Project(msgspec.Struct, frozen=True, cache_hash=True):
     """A project as the transcripts name it.
 
     `slug` is the name of the slug folder, or `unknown-<8 hex>` where only a hash folder is known.
@@ -113,7 +113,7 @@ class ToolCall(msgspec.Struct, gc=False):
     time: int
 
 
-class Rate(msgspec.Struct, frozen=True):
+class Rate(msgspec.Struct, frozen=True, cache_hash=True):
     """What a token costs, in whole pico-USD per token.
 
     Server-side tool tokens cost the input rate, thoughts the output rate. `source` says where the

@@ -130,7 +130,7 @@ class Ledger:
         """
 
         def work(counting: Counting) -> int:
-            new = counting.count(batch.turns, batch.calls)
+            new = counting.count(batch.turns, batch.calls, self._all_new)
             for root, path in batch.gone:
                 key = (self._names.root(root), os.fsencode(path))
                 self._db.execute("DELETE FROM file WHERE root = ? AND path = ?", key)
@@ -140,7 +140,11 @@ class Ledger:
             )
             return new
 
-        return self._transaction(work)
+        try:
+            return self._transaction(work)
+        except sqlite3.IntegrityError:
+            self._all_new = False
+            return self._transaction(work)
 
     def finish_scan(self, roots: list[str]) -> None:
         """Note that every transcript below these roots has been read; raises like `record`."""
@@ -155,7 +159,7 @@ class Ledger:
             self._set_meta("catching_up", 0)
 
         self._transaction(work)
-        self._complete, self._catching_up = True, False
+        self._complete, self._catching_up, self._all_new = True, False, False
 
     def copy_if_due(self) -> None:
         """Renew the copy beside the ledger if it is a day old and something has changed since.
@@ -181,11 +185,15 @@ class Ledger:
             self._set_meta("created", self._clock())
             self._set_meta("catching_up", 1)
             self._db.execute("COMMIT")
-        self._catching_up = bool(self._meta("catching_up"))
-        copy = copy_of(self.path)
-        self._copy_due = copy.stat().st_mtime_ns // 10**6 + _COPY_MS if copy.exists() else 0
-        self._created = int(self._meta("created"))
         self._complete = bool(self._meta("complete"))
+        self._catching_up = bool(self._meta("catching_up"))
+        # During a first scan nearly everything is new, so nothing is looked up until that is wrong.
+        self._all_new = not self._complete
+        self._created = int(self._meta("created"))
+        copy = copy_of(self.path)
+        made = copy.stat().st_mtime_ns // 10**6 if copy.exists() else None
+        # A new ledger has all its transcripts: its first copy can wait until the scan is over.
+        self._copy_due = made + _COPY_MS if made is not None else self._created + _COPY_RETRY_MS
         self._names = Names(self._db, show)
         self._memory = Memory(self._db, self._names.naming(), self._clock())
         if self._meta("labels") != show:
@@ -223,6 +231,8 @@ class Ledger:
                     self._db.execute("ROLLBACK")
                 self._names.reload()
                 raise
+        except sqlite3.IntegrityError:
+            raise
         except sqlite3.Error as error:
             raise translate(error, self.path) from None
         self._memory.absorb(counting, born, self._names.naming(), self._clock())

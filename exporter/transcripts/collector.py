@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-BATCH_ROWS: Final = 4_000
+BATCH_ROWS: Final = 10_000
 """Turns, tool calls and cursors of one transaction, roughly."""
 
 POLL_SECONDS: Final = 5.0

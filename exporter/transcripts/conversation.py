@@ -81,8 +81,17 @@ class Memory(msgspec.Struct):
     before: Reply | None = None
 
 
-Given = dict[str, tuple[bool, int]]
-"""By message id: whether its tokens, and how many of its tool calls, have been given out."""
+class _Gift(msgspec.Struct, gc=False):
+    """What has been given out of one message: its tokens, and how many of its tool calls."""
+
+    key: bytes
+    time: int
+    counted: bool = False
+    calls: int = 0
+
+
+Given = dict[str, _Gift]
+"""By message id."""
 
 
 class Conversation:
@@ -178,22 +187,20 @@ class Conversation:
     def _give(self, record: Record, echo: Reply | None = None) -> None:
         """Put what is new of a reply, its turn and its tool calls, into the batch."""
         tokens, calls = record.tokens, record.tool_calls or ()
-        counted, called = self._given.get(record.id, (False, 0))
-        if counted:
-            tokens = None
-        if len(calls) <= called:
-            calls = ()
         if tokens is None and not calls:
             return
         if not record.id:
             self._reasons[Reason.BAD_SHAPE] += 1
             return
-        self._given[record.id] = (counted or tokens is not None, max(called, len(calls)))
+        gift = self._given.get(record.id)
+        if gift is None:
+            gift = _Gift(message_key(record.id), self._time(record.timestamp))
+            self._given[record.id] = gift
         memory, place = self._memory, self._place
         model = record.model or memory.model
-        key = message_key(record.id)
-        time = self._time(record.timestamp)
-        if tokens is not None:
+        key, time = gift.key, gift.time
+        if tokens is not None and not gift.counted:
+            gift.counted = True
             subagent = bool(place.parent) or memory.kind == "subagent"
             turn = Turn(
                 key,
@@ -206,6 +213,9 @@ class Conversation:
                 message_key(echo.id) if echo is not None else None,
             )
             self._batch.turns.append(turn)
+        if len(calls) <= gift.calls:
+            return
+        gift.calls = len(calls)
         for position, call in enumerate(calls):
             self._batch.calls.append(
                 ToolCall(

@@ -31,6 +31,10 @@ _HEAD: Final = re.compile(
 """Lines without usage, known by their first bytes. The CLI writes the keys in this order; a line in
 any other order takes the full decode, so a match is never wrong about text inside a message."""
 
+_STAMP: Final = b'{"$set":{"lastUpdated":"'
+_STAMP_LENGTH: Final = len(_STAMP) + len('2026-01-01T00:00:00.000Z"}}')
+"""Every third line is such a patch, always of this length: nothing else fits into it."""
+
 _MESSAGE_HEAD: Final = re.compile(rb'\{"id":"[^"\\]{1,128}","timestamp":"[^"\\]{1,64}","type":"')
 
 _LARGE: Final = 1 << 20
@@ -54,6 +58,8 @@ def skippable(data: bytes | bytearray, start: int, end: int) -> str | None:
 
     Its end is looked at as well: a reply that is glued to half a line ends with its model's name.
     """
+    if end - start == _STAMP_LENGTH and data.startswith(_STAMP, start):
+        return ""
     match = _HEAD.match(data, start, end)
     if match is None or not (match[1] is None or data.endswith(b"]}", start, end)):
         return None

@@ -16,7 +16,8 @@ from exporter.ledger.recovery import copy_of
 from exporter.ledger.store import Ledger
 from tests.support import BOOK, Home, gemini, header, home
 
-DAY = 86_400_000
+HOUR = 3_600_000
+DAY = 24 * HOUR
 
 
 @pytest.fixture
@@ -25,6 +26,9 @@ def scratch(tmp_path: Path) -> Iterator[Home]:
     with home(tmp_path) as opened:
         first = opened.write(header("one"), gemini("g-1"), name="session-1.jsonl")
         opened.write(header("two"), gemini("g-2"), name="session-2.jsonl")
+        opened.scan()
+        assert not copy_of(opened.path).exists(), "the first copy waits for an hour"
+        opened.clock.now += HOUR
         opened.scan()
         first.unlink()
         opened.write(gemini("g-3"), name="session-2.jsonl")

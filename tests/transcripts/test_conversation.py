@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exporter.ledger.model import Batch, Project, Role, Status, call_key, message_key
-from exporter.transcripts.conversation import Conversation, Memory, Moment, Place
+from exporter.transcripts.conversation import Conversation, Given, Memory, Moment, Place
 from exporter.transcripts.records import parse_document, parse_line
 from exporter.transcripts.shapes import Reason
 from tests.support import Home, dumps, gemini, header, home, millis, user
@@ -38,7 +38,7 @@ class Talk:
         self.batch = Batch()
         self.reasons: Counter[str] = Counter()
         self.memory = Memory()
-        self._given: dict[str, tuple[bool, int]] = {}
+        self._given: Given = {}
         self._place = place
 
     def _conversation(self) -> Conversation:
@@ -85,6 +85,7 @@ def first(id: str = "A", input: int = 100, output: int = 0, **more: Any) -> list
     return [gemini(id, None, calls=calls), gemini(id, input, output, calls=calls, **more)]
 
 
+EARLIER = "2026-11-30T19:00:00.000Z"
 CALL = [("c-1", "read_file", "success")]
 BOTH = gemini("B", 100, 20, cached=40, thoughts=30, tool=5)
 
@@ -96,14 +97,13 @@ ECHOES: dict[str, tuple[list[Any], Sum]] = {
     "with tools": ([gemini("A", 100, 0, thoughts=7, calls=CALL), BOTH], (1, 100, 20, 30, 5)),
     "unset and with tools": ([*first(output=2, calls=CALL), BOTH], (1, 100, 20, 30, 5)),
     "tools arrive after its tokens": (
-        [*first(), gemini("A", 100, 0, calls=CALL), BOTH],
+        [gemini("A", 100, 0), gemini("A", 100, 0, calls=CALL), BOTH],
         (1, 100, 20, 30, 5),
     ),
     "all parts equal": (
         [*first(output=20, cached=40, thoughts=30, tool=5), BOTH],
         (1, 100, 20, 30, 5),
     ),
-    "first part without cached, final with": ([*first(output=1), BOTH], (1, 100, 20, 30, 5)),
     "neither unset nor with tools: an attempt and its retry": (
         [gemini("A", 100, 5), BOTH],
         (2, 200, 25, 30, 5),
@@ -184,8 +184,7 @@ def total(scratch: Home) -> Sum:
     )
 
 
-def echoes(test: Callable[..., None]) -> Callable[..., None]:
-    return pytest.mark.parametrize(("lines", "expected"), ECHOES.values(), ids=list(ECHOES))(test)
+echoes = pytest.mark.parametrize(("lines", "expected"), ECHOES.values(), ids=list(ECHOES))
 
 
 @echoes
@@ -323,7 +322,7 @@ def test_an_echo_seen_live_stays_one_in_copies_that_do_not_show_it(scratch: Home
 
 def test_a_message_gives_one_turn_however_often_it_is_written(scratch: Home) -> None:
     again = [gemini("g-1"), gemini("g-1", calls=CALL), gemini("g-1", calls=CALL)]
-    scratch.write(header(), *again, gemini("g-2"), *again, {"$set": {"messages": again}})
+    scratch.write(header(), *again, gemini("g-2", 120), *again, {"$set": {"messages": again}})
     scratch.write({**header(), "messages": again}, name="session-b.jsonl")
     scratch.scan()
     assert scratch.turns == 2
@@ -366,7 +365,7 @@ def test_messages_of_a_header_count(scratch: Home) -> None:
 
 
 def test_a_checkpoint_between_first_part_and_final_reply_does_not_hide_the_echo() -> None:
-    old = [gemini("g-1"), gemini("g-2")]
+    old = [gemini("g-1", time=EARLIER), gemini("g-2", time=EARLIER)]
     talk = Talk().take(*old, *first(), {"$set": {"messages": old}}, *old, BOTH)
     assert talk.echoes == [None, None, None, message_key("A")]
 
@@ -433,7 +432,7 @@ def test_a_model_named_on_a_reply_without_tokens_holds_for_those_after_it() -> N
 
 
 def test_an_older_message_that_comes_again_does_not_change_the_model() -> None:
-    old = gemini("g-0", model="a", time="2026-11-30T19:00:00.000Z")
+    old = gemini("g-0", model="a", time=EARLIER)
     talk = Talk().take(old, gemini("g-1", model="b"), gemini("g-2", model="c"))
     talk.take({**old, "toolCalls": gemini(calls=CALL)["toolCalls"]}, gemini("g-3", model=None))
     assert model_names(talk) == ["a", "b", "c", "c"]
@@ -616,20 +615,20 @@ def test_a_call_that_failed_after_all_is_a_failure_after_a_restart(scratch: Home
 
 
 def test_an_older_message_may_still_get_its_tokens_and_calls(scratch: Home) -> None:
-    old = {"time": "2026-11-30T19:00:00.000Z"}
-    scratch.write(gemini("g-0", None, **old), gemini("g-1"), gemini("g-2"), gemini("g-3"))
+    rest = [gemini("g-1"), gemini("g-2"), gemini("g-3")]
+    scratch.write(gemini("g-0", None, time=EARLIER), *rest)
     scratch.scan()
-    scratch.write(gemini("g-0", 7, 7, calls=CALL, **old))
+    scratch.write(gemini("g-0", 7, 7, calls=CALL, time=EARLIER))
     assert [tool.calls for tool in scratch.scan().tools.values()] == [1]
     assert total(scratch) == (4, 307, 37, 0, 0)
 
 
 def test_older_messages_written_again_leave_the_order_of_replies_as_it_is(scratch: Home) -> None:
     """Up to 0.43 masked tool results are written again, in the middle of whatever goes on."""
-    old = [gemini(f"old-{n}", time=f"2026-11-30T19:00:0{n}.000Z", calls=CALL) for n in range(3)]
+    old = [gemini(f"g-{n}", 10 + n, 1, time=EARLIER, calls=CALL) for n in range(3)]
     scratch.write(header(), *old, user(), *first(thoughts=7), *old)
     scratch.scan()
     scratch.restart()
     scratch.write(*old, BOTH)
     scratch.scan()
-    assert total(scratch) == (4, 400, 50, 30, 5)
+    assert total(scratch) == (4, 133, 23, 30, 5)
