@@ -16,10 +16,14 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from typing import Self
 
-from exporter.demo import Plan, Truth, chats
-from tests.program import Metrics
+import pytest
+
+from exporter.demo import Plan, Truth, chats, write_home
+from tests.program import Metrics, Program
 from tests.real import Expected, RealSet, ToolCount, Usage, apply
+from tests.support import summed
 
 KILLS = int(os.environ.get("GEMINI_CLI_EXPORTER_TEST_KILLS", "8"))
 KILLS_OF_A_LEDGER = 20
@@ -36,7 +40,7 @@ class Writer:
     """Plays recorded homes and invented conversations, some of each at the same time.
 
     `root` is where the invented ones go; `truth` is what they make countable so far. Each recorded
-    home has a root of its own and is played to its end.
+    home has a root of its own and is played to its end, also after the writer was told to end.
     """
 
     def __init__(self, root: Path, homes: dict[Path, RealSet], seed: int) -> None:
@@ -48,12 +52,11 @@ class Writer:
         self._rng = Random(seed)
         self._plan_seeds = itertools.count(1_000 * seed)
 
-    def start(self) -> None:
-        """Begin to write."""
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def finish(self) -> None:
-        """Write what is left of the recorded homes and end."""
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
 
@@ -147,6 +150,14 @@ class Victim:
         self._complete = self._complete or is_complete(self._ledger, scratch)
         self.early += not self._complete
 
+    def survive(self, truth: Expected) -> None:
+        """Start for the last time, show exactly the truth, and end in peace."""
+        self.program.start()
+        metrics = self.program.metrics(lambda it: summed([it.counted]) == truth)
+        self.look(metrics)
+        assert summed([metrics.counted]) == truth
+        assert self.program.stop() == 0
+
     def look(self, metrics: Metrics) -> None:
         """Hold what is shown now against what was shown before, in this life or another."""
         now = metrics.counters
@@ -156,39 +167,32 @@ class Victim:
 
 @pytest.mark.timeout(60 + 5 * KILLS)
 def test_no_kill_costs_or_doubles_anything(real_sets: dict[str, RealSet], tmp_path: Path) -> None:
-    rng, began = Random(KILLS), time.monotonic()
-    pool = [
-        real
-        for real in real_sets.values()
-        if real.has_replay and "expected_watched" not in real.truth
-    ]
+    """Each ledger begins with all that the ones before it had to count, in its first scan."""
+    rng, began, early = Random(KILLS), time.monotonic(), 0
+    # Where a state of a file is there for a moment only, it depends on the kills what is seen.
+    pool = [real for real in real_sets.values() if "expected_watched" not in real.truth]
     rng.shuffle(pool)
-    roots = [tmp_path / "backlog" / ".gemini"]
     parts = [expected(write_home(tmp_path / "backlog", plan(seed=0, turns=3_000)))]
-    victims = []
-    for number, begun in enumerate(range(0, KILLS, KILLS_OF_A_LEDGER)):
-        homes = {tmp_path / f"{number}-{real.name}": real for real in pool[:HOMES]}
-        del pool[:HOMES]
+    roots = [tmp_path / "backlog" / ".gemini"]
+    for number, kills in enumerate(rounds(KILLS)):
+        some, pool = pool[:HOMES], pool[HOMES:]
+        homes = {tmp_path / f"{number}-{real.name}": real for real in some}
         writer = Writer(tmp_path / f"{number}-invented", homes, seed=number + 1)
         roots += [writer.root, *homes]
         victim = Victim(tmp_path / f"{number}-ledger", roots, rng)
-        victims.append(victim)
         with victim.program:
-            writer.start()
-            try:
-                for _ in range(min(KILLS - begun, KILLS_OF_A_LEDGER)):
+            with writer:
+                for _ in range(kills):
                     victim.live()
-            finally:
-                writer.finish()
-            parts += [expected(writer.truth), *(real.expected() for real in homes.values())]
-            truth = summed(parts)
-            victim.program.start()
-            metrics = victim.program.metrics(lambda it: summed([it.counted]) == truth)
-            victim.look(metrics)
-            assert summed([metrics.counted]) == truth
-            assert victim.program.stop() == 0
-    turns = sum(turns.turns for turns in truth.usage.values())
-    early = sum(victim.early for victim in victims)
+            parts += [expected(writer.truth), *(real.expected() for real in some)]
+            victim.survive(summed(parts))
+        early += victim.early
+    turns = sum(turns.turns for turns in summed(parts).usage.values())
     seconds = time.monotonic() - began
-    print(f"{KILLS} kills, {early} of them before the end of a first scan,", end=" ")
-    print(f"{len(victims)} ledgers, {turns} turns, {seconds:.0f} s")
+    print(f"{KILLS} kills, {early} before the end of a first scan, {turns} turns, {seconds:.0f} s")
+
+
+def rounds(kills: int) -> list[int]:
+    """Return how often each of the ledgers is killed."""
+    full, rest = divmod(kills, KILLS_OF_A_LEDGER)
+    return [KILLS_OF_A_LEDGER] * full + [rest] * (rest > 0)

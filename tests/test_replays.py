@@ -210,8 +210,8 @@ def at_most(few: Expected, many: Expected) -> bool:
 
 
 def _counts(expected: Expected) -> dict[tuple[str, ...], tuple[int, ...]]:
-    rows = (*expected.usage.items(), *expected.tools.items())
-    return {key: astuple(count) for key, count in rows}
+    usage = {key: astuple(count) for key, count in expected.usage.items()}
+    return {**usage, **{key: astuple(count) for key, count in expected.tools.items()}}
 
 
 @pytest.mark.parametrize("name", names(replay=True))
