@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,6 +22,8 @@ from tests.real import Expected, ToolCount, Usage
 
 PATIENCE = 30.0
 """Seconds after which a process that should have answered or ended has failed."""
+
+_Result = TypeVar("_Result")
 
 _POLL = 0.01
 _ADDRESS = re.compile(r"url=(http://[^\s/]+)/metrics")
@@ -125,34 +127,33 @@ class Program:
         """What the present or last life said."""
         return self._log.read_text(errors="replace")
 
-    def answers(self) -> Metrics | None:
-        """Return the metrics, or None as long as it does not serve them yet."""
-        address = _ADDRESS.search(self.log)
-        if address is None:
-            return None
-        try:
-            with urllib.request.urlopen(address[1] + "/metrics", timeout=PATIENCE) as response:
-                return Metrics(response.read().decode())
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code != 503:
-                raise
-            return None
+    def wait_for_address(self) -> str:
+        """Return where it serves as soon as it listens, which is before the first scan."""
+        return self._wait(lambda: _ADDRESS.search(self.log))[1]
 
     def metrics(self, enough: Callable[[Metrics], bool] = lambda _: True) -> Metrics:
-        """Return the first metrics that are enough or, when patience has run out, the last ones.
+        """Return the first metrics that are enough or, when patience has run out, the last ones."""
+        url = self.wait_for_address() + "/metrics"
+        end = time.monotonic() + PATIENCE
+        while True:
+            metrics = self._wait(lambda: _answer(url))
+            if enough(metrics) or time.monotonic() > end:
+                return metrics
+            time.sleep(_POLL)
 
-        Raises AssertionError if the process ends, or never serves any.
+    def _wait(self, what: Callable[[], _Result | None]) -> _Result:
+        """Return what there is as soon as there is something.
+
+        Raises AssertionError if the process ends, or nothing comes.
         """
         end = time.monotonic() + PATIENCE
         while True:
             assert self._process is not None
             assert self._process.poll() is None, self.log
-            metrics = self.answers()
-            late = time.monotonic() > end
-            if metrics is not None and (late or enough(metrics)):
-                return metrics
-            assert not late, self.log
+            result = what()
+            if result is not None:
+                return result
+            assert time.monotonic() < end, self.log
             time.sleep(_POLL)
 
     def _end(self, how: signal.Signals) -> int:
@@ -160,6 +161,18 @@ class Program:
             return 0
         self._process.send_signal(how)
         return self._process.wait(PATIENCE)
+
+
+def _answer(url: str) -> Metrics | None:
+    """Return the metrics, or None as long as they are not served yet."""
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE) as response:
+            return Metrics(response.read().decode())
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code != 503:
+            raise
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,8 +210,10 @@ def at_most(few: Expected, many: Expected) -> bool:
 
 
 def _counts(expected: Expected) -> dict[tuple[str, ...], tuple[int, ...]]:
-    usage = {key: astuple(count) for key, count in expected.usage.items()}
-    return {**usage, **{key: astuple(count) for key, count in expected.tools.items()}}
+    counts: dict[tuple[str, ...], tuple[int, ...]] = {}
+    counts.update((key, astuple(count)) for key, count in expected.usage.items())
+    counts.update((key, astuple(count)) for key, count in expected.tools.items())
+    return counts
 
 
 @pytest.mark.parametrize("name", names(replay=True))
