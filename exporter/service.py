@@ -52,6 +52,8 @@ def once(settings: Settings) -> int:
 def serve(settings: Settings) -> int:
     """Follow the transcripts and answer scrapes until SIGTERM or SIGINT, then return 0."""
     from .outputs.web import WebError, WebServer, bind
+    from .settings import WatchMode
+    from .transcripts.mounts import is_remote
     from .transcripts.watcher import Watcher
 
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -80,10 +82,18 @@ def serve(settings: Settings) -> int:
             logger.info("serving", extra={"fields": {"url": f"http://{address}/metrics"}})
         ledger = parts.enter_context(_ledger(settings, server.addresses[0], stop))
         pages.show(ledger)
-        watcher = Watcher(roots, wake.set)
-        watcher.start()
-        parts.callback(watcher.stop)
-        collector = parts.enter_context(closing(Collector(roots, ledger, stats, _now, stop=stop)))
+        mode = settings.watch.mode
+        polled = {
+            root
+            for root in roots
+            if mode is WatchMode.POLL or (mode is WatchMode.AUTO and is_remote(root))
+        }
+        watcher = Watcher([root for root in roots if root not in polled], wake.set)
+        if polled < set(roots):
+            watcher.start()
+            parts.callback(watcher.stop)
+        collector = Collector(roots, ledger, stats, _now, stop=stop, polled=polled)
+        parts.enter_context(closing(collector))
         try:
             collector.run(watcher, wake, settings.transcripts.rescan_interval)
         except LedgerUnavailableError as error:

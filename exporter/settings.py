@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from enum import StrEnum
 from typing import Annotated, Final, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -80,6 +81,27 @@ class Transcripts(_Group):
         Time,
         Written("TIME", "The longest time between two full looks while file events work."),
     ] = Duration(30)
+
+
+class WatchMode(StrEnum):
+    """How changes are noticed."""
+
+    AUTO = "auto"
+    EVENTS = "events"
+    POLL = "poll"
+
+
+class Watch(_Group):
+    """How changes are noticed."""
+
+    mode: Annotated[
+        WatchMode,
+        Written(
+            "|".join(WatchMode),
+            "File events, or a look every 5s; auto uses events except on network and virtual file"
+            " systems, where others' changes raise none.",
+        ),
+    ] = WatchMode.AUTO
 
 
 class Ledger(_Group):
@@ -185,6 +207,7 @@ class Settings(BaseSettings):
 
     config: Config = Config()
     transcripts: Transcripts
+    watch: Watch = Watch()
     ledger: Ledger
     web: Web = Web()
     labels: Labels = Labels()

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +19,6 @@ from ..ledger.stats import Stats
 from ..ledger.store import Ledger
 from .inventory import Inventory
 from .reader import Key, Reader, Reading, Source
-from .watcher import FolderKind
 
 if TYPE_CHECKING:
     from .watcher import Watcher
@@ -42,8 +41,8 @@ class Collector:
     """Reads what is new in the transcripts of all roots into the ledger; one thread runs it.
 
     `clock` returns milliseconds since the epoch. `stop` ends the loop, and the wait for a ledger
-    that cannot be written; without it nothing is waited for. Ledger errors that waiting cannot mend
-    are raised.
+    that cannot be written; without it nothing is waited for. Roots that are `polled` are not
+    watched for events. Ledger errors that waiting cannot mend are raised.
     """
 
     def __init__(
@@ -56,6 +55,7 @@ class Collector:
         reader: Reader | None = None,
         stop: threading.Event | None = None,
         progress: Progress | None = None,
+        polled: Container[str] = (),
     ) -> None:
         self._ledger = ledger
         self._stats = stats
@@ -63,6 +63,7 @@ class Collector:
         self._reader = reader or Reader()
         self._stop = stop
         self._progress = progress
+        self._polled = polled
         self._inventory = Inventory(roots, ledger.cursors(), ledger.scanned_roots(), stats)
         self._missing: set[str] = set()
         self._watched: set[str] = set()
@@ -100,8 +101,7 @@ class Collector:
         What is made before its folder is watched has no event, so it must be listed afterwards.
         """
         while True:
-            kinds = dict.fromkeys(self._inventory.parents, FolderKind.PARENT)
-            kinds |= dict.fromkeys(self._inventory.folders, FolderKind.FILES)
+            kinds = self._inventory.kinds(self._polled)
             watcher.sync(kinds)
             if kinds.keys() <= self._watched:
                 break
@@ -124,7 +124,7 @@ class Collector:
         self.scan(watcher)
         scanned = monotonic()
         while not self._stopped():
-            events = watcher.mode == "events" and not watcher.unwatched
+            events = watcher.mode == "events" and not (watcher.unwatched or self._polled)
             interval = rescan_seconds if events else min(POLL_SECONDS, rescan_seconds)
             due = scanned + max(interval, _SCAN_SHARE * self._scan_cost)
             live = self._inventory.live(self._now())

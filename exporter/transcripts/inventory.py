@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from ..ledger.model import FileCursor
 from ..ledger.stats import Stats
 from . import layout
+from .changes import FolderKind
 from .conversation import Place
 from .files import error_reason, identity
 from .layout import Folder
@@ -41,22 +42,18 @@ class Inventory:
         self._projects = {root: Projects(root) for root in roots}
         self._cursors = {(c.root, c.path): c for c in cursors if c.root in self._projects}
         self._folders: dict[str, tuple[str, Folder]] = {}
-        self._parents: list[str] = []
+        self._parents: list[tuple[str, str]] = []
         self._refused: dict[Key, tuple[int, int]] = {}
         self._delays: dict[Key, _Delay] = {}
         self._live: set[Key] = set()
         for (root, path), cursor in self._cursors.items():
             self._learn(root, path, project_hash_of(cursor))
 
-    @property
-    def parents(self) -> list[str]:
-        """Folders in which folders of transcripts may appear."""
-        return self._parents
-
-    @property
-    def folders(self) -> list[str]:
-        """Folders that hold transcripts."""
-        return list(self._folders)
+    def kinds(self, polled: Container[str]) -> dict[str, FolderKind]:
+        """Return the folders that matter below all roots but these, for the watcher."""
+        parents = (path for root, path in self._parents if root not in polled)
+        files = (path for path, (root, _) in self._folders.items() if root not in polled)
+        return dict.fromkeys(parents, FolderKind.PARENT) | dict.fromkeys(files, FolderKind.FILES)
 
     def present_roots(self) -> list[str]:
         """Return the roots that exist."""
@@ -76,7 +73,7 @@ class Inventory:
         for root in self.roots:
             self._projects[root].refresh()
             tree = layout.tree(root, self._note)
-            self._parents += tree.parents
+            self._parents += ((root, path) for path in tree.parents)
             self._folders.update((folder.path, (root, folder)) for folder in tree.chats)
 
     def changed(self, now: float) -> list[Source]:
