@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -50,7 +50,7 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 def fill(disk: Path) -> Path:
     """Leave no byte free on a disk."""
     filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+    with filler.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"\0" * 4096)
     return filler
