@@ -19,7 +19,7 @@ from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.error import HTTPError
-from urllib.request import ProxyHandler, build_opener
+from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
@@ -46,10 +46,11 @@ class Answer(NamedTuple):
     text: str
 
 
-def get(url: str) -> Answer:
+def get(url: str, **headers: str) -> Answer:
     """Ask for a page."""
     try:
-        response: HTTPResponse | HTTPError = OPENER.open(url, timeout=PATIENCE)
+        request = Request(url, headers=headers)
+        response: HTTPResponse | HTTPError = OPENER.open(request, timeout=PATIENCE)
     except HTTPError as error:
         response = error
     with response:
@@ -205,6 +206,19 @@ def test_a_root_that_is_not_there_is_waited_for_with_one_line(
     assert program.metrics(lambda shown: shown.value(TURNS) > 0).counted == real.expected()
     assert program.log.count("waiting for a folder") == 1
     assert program.log.count(f'msg="the folder is there now" root={root}') == 1
+
+
+def test_listening_beyond_loopback_is_warned_of_once_and_names_have_to_be_allowed(
+    serve: Serve, real_sets: dict[str, RealSet]
+) -> None:
+    more = ("--web.listen-address", "0.0.0.0:0", "--web.allowed-host", "metrics.example")
+    program = serve(real_sets["0.61.0-plain"].gemini, more=more)
+    program.metrics()
+    assert program.log.count("level=warn") == 1
+    assert program.log.count("anyone who can reach these addresses can read the metrics") == 1
+    page = f"{program.url}/-/healthy"
+    hosts = {name: get(page, Host=name).status for name in ("metrics.example", "evil.example")}
+    assert hosts == {"metrics.example": 200, "evil.example": 421}
 
 
 # Ending

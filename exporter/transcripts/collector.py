@@ -122,7 +122,7 @@ class Collector:
         `rescan_seconds` is the longest time between two full looks while events work.
         """
         self.scan(watcher)
-        scanned = monotonic()
+        scanned = looked = monotonic()
         while not self._stopped():
             events = watcher.mode == "events" and not (watcher.unwatched or self._polled)
             interval = rescan_seconds if events else min(POLL_SECONDS, rescan_seconds)
@@ -130,18 +130,24 @@ class Collector:
             live = self._inventory.live(self._now())
             self._reader.keep_only(live)
             rest = max(0.0, due - monotonic())
-            wake.wait(min(rest, LIVE_LOOK_SECONDS) if live else rest)
+            rest_live = max(0.0, looked + LIVE_LOOK_SECONDS - monotonic())
+            wake.wait(min(rest, rest_live) if live else rest)
             wake.clear()
             changes = watcher.take()
             self._stats.watcher_mode = watcher.mode
             self._stats.watcher_restarts = watcher.restarts
             if self._stopped():
                 break
-            if changes.everything or changes.folders or monotonic() >= due:
+            now = monotonic()
+            if changes.everything or changes.folders or now >= due:
                 self.scan(watcher)
-                scanned = monotonic()
-            else:
-                self.look(changes.files or [os.path.join(*key) for key in live])
+                scanned = looked = monotonic()
+                continue
+            paths = set(changes.files)
+            if now - looked >= LIVE_LOOK_SECONDS:
+                paths.update(os.path.join(*key) for key in live)
+                looked = now
+            self.look(paths)
 
     def _now(self) -> float:
         return self._clock() / 1000

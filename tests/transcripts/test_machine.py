@@ -69,7 +69,7 @@ class Transcripts(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(mkdtemp())
-        self.home = Home(self.folder, reader=Reader(buffer=256, budget=512))
+        self.home = Home(self.folder, reader=Reader(buffer=1 << 14))
         self.top = self.home.root / "tmp"
         self.before = self.home.ledger.snapshot()
         self.must, self.may = Seen(), Seen()
