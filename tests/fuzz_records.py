@@ -32,8 +32,7 @@ with atheris.instrument_imports(include=["exporter"]):
         usage_of,
     )
     from exporter.transcripts.shapes import MAX_TOKENS, Parsed, Reason, Record
-
-from tests.support import dumps, gemini, header, user
+    from tests.support import dumps, gemini, header, user
 
 NOW = 1_796_000_000_000
 SEEDS = (
@@ -68,6 +67,9 @@ def check(parsed: Parsed) -> None:
             check_record(message)
 
 
+PLACE = Place(Project("shop"), "s", "")
+
+
 def fuzz_text(data: bytes) -> None:
     """Parse one text as a line and as a document, in the usual way and piece by piece."""
     for crowded in (False, True):
@@ -83,8 +85,8 @@ def fuzz_text(data: bytes) -> None:
 def read(path: Path, reader: Reader, cursor: FileCursor) -> tuple[FileCursor, Batch]:
     batch, reasons = Batch(), Counter[str]()
     while True:
-        source = Source(str(path), 0, cursor, Place(Project("shop"), "s", ""))
-        reading = reader.read(source, NOW, True, batch, reasons)
+        source = Source(str(path), 0, cursor)
+        reading = reader.read(source, PLACE, NOW, True, batch, reasons)
         assert reading.cursor is not None
         assert cursor.offset <= reading.cursor.offset <= reading.cursor.size
         cursor = reading.cursor

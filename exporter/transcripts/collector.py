@@ -18,7 +18,7 @@ from ..ledger.model import Batch
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
 from .inventory import Inventory
-from .reader import Key, Reader, Reading, Source
+from .reader import Reader, Reading, Source
 
 if TYPE_CHECKING:
     from .watcher import Watcher
@@ -68,7 +68,6 @@ class Collector:
         self._missing: set[str] = set()
         self._watched: set[str] = set()
         self._batch = Batch()
-        self._hashes: dict[Key, str] = {}
         self._scan_cost = 0.0
 
     def scan(self, watcher: Watcher | None = None) -> None:
@@ -188,9 +187,11 @@ class Collector:
     def _read(self, source: Source) -> Reading | None:
         key = (source.cursor.root, source.cursor.path)
         first = self._inventory.is_first_scan(source.cursor.root)
+        # Slug folders come first, and what they tell may name a hash folder that comes later.
+        place = self._inventory.place(key)
         try:
             reading = self._reader.read(
-                source, self._clock(), first, self._batch, self._stats.skipped
+                source, place, self._clock(), first, self._batch, self._stats.skipped
             )
         except OSError as error:
             self._inventory.refuse(source, error, self._now())
@@ -201,7 +202,7 @@ class Collector:
             self._inventory.drop(key)
         else:
             self._batch.cursors[key] = reading.cursor
-            self._hashes[key] = reading.project_hash
+            self._inventory.learn(key, reading.project_hash)
         return reading
 
     def _commit(self) -> None:
@@ -211,14 +212,13 @@ class Collector:
         if not len(batch):
             return
         self._with_patience(lambda: self._ledger.record(batch))
-        for key, cursor in batch.cursors.items():
-            inventory.settle(cursor, self._hashes[key])
+        for cursor in batch.cursors.values():
+            inventory.settle(cursor)
         started = self._stats.started * 1000
         for turn in batch.turns:
             if turn.time > started:
                 self._stats.observe_lag(max(0.0, (self._clock() - turn.time) / 1000))
         self._batch = Batch()
-        self._hashes.clear()
 
     def _with_patience(self, work: Callable[[], object]) -> None:
         """Do ledger work, again and again while the ledger cannot be written."""

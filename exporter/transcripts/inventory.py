@@ -46,8 +46,8 @@ class Inventory:
         self._refused: dict[Key, tuple[int, int]] = {}
         self._delays: dict[Key, _Delay] = {}
         self._live: set[Key] = set()
-        for (root, path), cursor in self._cursors.items():
-            self._learn(root, path, project_hash_of(cursor))
+        for key, cursor in self._cursors.items():
+            self.learn(key, project_hash_of(cursor))
 
     def kinds(self, polled: Container[str]) -> dict[str, FolderKind]:
         """Return the folders that matter below all roots but these, for the watcher."""
@@ -125,13 +125,12 @@ class Inventory:
         self._cursors.pop(key, None)
         self._live.discard(key)
 
-    def settle(self, cursor: FileCursor, project_hash: str) -> None:
+    def settle(self, cursor: FileCursor) -> None:
         """Take over the cursor of a file once the ledger has it."""
         key = (cursor.root, cursor.path)
         self._cursors[key] = cursor
         self._live.add(key)
         self._delays.pop(key, None)
-        self._learn(*key, project_hash)
 
     def refuse(self, source: Source, error: OSError, now: float) -> None:
         """Count a file that could not be read, and leave it alone for a while."""
@@ -168,17 +167,22 @@ class Inventory:
             return
         yield self._source(key, status.st_size)
 
-    def _source(self, key: Key, size: int) -> Source:
+    def place(self, key: Key) -> Place:
+        """Return what the path of a transcript tells, with what is known of its project by now."""
         root, path = key
         _, folder, _, *parent, name = path.split(os.sep)
         project = self._projects[root].project(folder)
-        place = Place(project, name.partition(".json")[0][-8:], parent[0] if parent else "")
-        cursor = self._cursors.get(key) or FileCursor(root, path)
-        return Source(os.path.join(root, path), size, cursor, place)
+        return Place(project, name.partition(".json")[0][-8:], parent[0] if parent else "")
 
-    def _learn(self, root: str, path: str, project_hash: str) -> None:
+    def learn(self, key: Key, project_hash: str) -> None:
+        """Note the `projectHash` that a transcript carries: it may name a hash folder."""
+        root, path = key
         if project_hash:
             self._projects[root].learn(path.split(os.sep)[1], project_hash)
+
+    def _source(self, key: Key, size: int) -> Source:
+        cursor = self._cursors.get(key) or FileCursor(*key)
+        return Source(os.path.join(*key), size, cursor)
 
     def _note(self, error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):

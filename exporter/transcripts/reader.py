@@ -42,12 +42,11 @@ _decode = msgspec.msgpack.Decoder(Memory).decode
 
 
 class Source(NamedTuple):
-    """A transcript to read: where to open it, how far it was read, and what its path tells."""
+    """A transcript to read: where to open it, its size as listed, and how far it was read."""
 
     path: str
     size: int
     cursor: FileCursor
-    place: Place
 
 
 class Reading(NamedTuple):
@@ -83,7 +82,13 @@ class Reader:
         self._open: OrderedDict[Key, _Kept] = OrderedDict()
 
     def read(
-        self, source: Source, now: int, first_scan: bool, batch: Batch, reasons: Counter[str]
+        self,
+        source: Source,
+        place: Place,
+        now: int,
+        first_scan: bool,
+        batch: Batch,
+        reasons: Counter[str],
     ) -> Reading:
         """Read what is new in a file and add its turns and calls to the batch.
 
@@ -93,7 +98,7 @@ class Reader:
         """
         old = source.cursor
         key = (old.root, old.path)
-        context = _Context(source.place, now, first_scan, batch, reasons)
+        context = _Context(place, now, first_scan, batch, reasons)
         count = 0
         kept = self._open.pop(key, None)
         if kept is not None and not kept.is_at(source.path):

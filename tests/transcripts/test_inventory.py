@@ -14,6 +14,7 @@ import pytest
 from exporter.ledger.model import FileCursor, Project
 from exporter.ledger.stats import Stats
 from exporter.ledger.store import Ledger
+from exporter.transcripts.changes import FolderKind
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.conversation import Place
 from exporter.transcripts.files import ERROR_REASONS, identity
@@ -49,6 +50,11 @@ class Store:
         """Return what has changed, relative to its root's `tmp`."""
         return sorted(source.cursor.path.removeprefix("tmp/") for source in self.changed(now))
 
+    def places(self) -> list[Place]:
+        """Return what the paths of all that has changed tell."""
+        keys = ((source.cursor.root, source.cursor.path) for source in self.changed())
+        return [self.inventory.place(key) for key in keys]
+
     def settle(self, now: float = NOW) -> None:
         """Take everything that has changed as read."""
         for source in self.changed(now):
@@ -56,7 +62,7 @@ class Store:
             place = source.cursor.root, source.cursor.path
             size, mtime = status.st_size, status.st_mtime_ns
             cursor = FileCursor(*place, *identity(status), size, mtime, size)
-            self.inventory.settle(cursor, "")
+            self.inventory.settle(cursor)
 
 
 def touch(root: Path, *paths: str) -> None:
@@ -78,7 +84,7 @@ def test_a_source_tells_project_session_and_parent(tmp_path: Path) -> None:
     )
     (tmp_path / "tmp/shop/.project_root").write_text(SHOP)
     project = Project("shop", SHOP)
-    assert [source.place for source in Store(tmp_path).changed()] == [
+    assert Store(tmp_path).places() == [
         Place(project, "7c1d0a2b", ""),
         Place(project, "a1b2c3", "5e551001-0000"),
         Place(project, "7c1d0a2b", ""),
@@ -106,19 +112,19 @@ def test_folders_and_their_parents_are_known_for_watching(tmp_path: Path) -> Non
     store = Store(tmp_path)
     store.changed()
     top = tmp_path / "tmp"
-    assert set(store.inventory.folders) == {str(top / "shop/chats"), str(top / "shop/chats/x")}
-    assert set(store.inventory.parents) == {
-        *(str(tmp_path), str(top)),
-        *(str(top / "shop"), str(top / "blog")),
-    }
+    files = {str(top / "shop/chats"), str(top / "shop/chats/x")}
+    parents = {str(tmp_path), str(top), str(top / "shop"), str(top / "blog")}
+    kinds = dict.fromkeys(parents, FolderKind.PARENT) | dict.fromkeys(files, FolderKind.FILES)
+    assert store.inventory.kinds(polled=()) == kinds
+    assert store.inventory.kinds(polled=[str(tmp_path)]) == {}
 
 
 def test_a_registry_that_comes_later_names_hash_folders(tmp_path: Path) -> None:
     touch(tmp_path, f"{HASH}/chats/session-a.json")
     store = Store(tmp_path)
-    assert [source.place.project.slug for source in store.changed()] == [f"unknown-{HASH[:8]}"]
+    assert [place.project.slug for place in store.places()] == [f"unknown-{HASH[:8]}"]
     (tmp_path / "projects.json").write_bytes(dumps({"projects": {SHOP: "shop"}}))
-    assert [source.place.project for source in store.changed()] == [Project("shop", SHOP)]
+    assert [place.project for place in store.places()] == [Project("shop", SHOP)]
 
 
 def test_hashes_seen_in_slug_folders_are_known_after_a_restart(scratch: Home) -> None:

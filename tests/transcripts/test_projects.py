@@ -13,6 +13,7 @@ import pytest
 from exporter.ledger.model import Project
 from exporter.transcripts import projects as module
 from exporter.transcripts.projects import Projects
+from tests.support import gemini, header, home
 
 
 def digest(path: str) -> str:
@@ -256,3 +257,14 @@ def test_a_registry_over_the_limit_is_none(
     register(tmp_path, {SHOP: "shop"})
     projects.refresh()
     assert projects.project("shop") == Project("shop")
+
+
+def test_a_hash_folder_of_the_first_scan_is_named_by_what_a_slug_folder_carries(
+    tmp_path: Path,
+) -> None:
+    """The path is not known as it was spelled, as on Windows: only the projectHash tells."""
+    digest = "ab" * 32
+    with home(tmp_path) as scratch:
+        scratch.write(header(), gemini("g-1"), project=digest)
+        scratch.write({**header("s-2"), "projectHash": digest}, gemini("g-2"), project="shop")
+        assert set(scratch.scan().activity) == {"shop"}

@@ -39,6 +39,9 @@ def document(*numbers: int, **more: Any) -> bytes:
     return dumps({**header(), "messages": messages, **more})
 
 
+PLACE = Place(Project("shop"), "s", "")
+
+
 class Tail:
     """One transcript and a reader that follows it."""
 
@@ -61,8 +64,8 @@ class Tail:
         """Read once, up to the budget, and return the prompt tokens of the turns that it gave."""
         batch = Batch()
         size = self.path.lstat().st_size
-        source = Source(str(self.path), size, self.cursor, Place(Project("shop"), "s", ""))
-        reading = self.reader.read(source, self.clock(), False, batch, self.reasons)
+        source = Source(str(self.path), size, self.cursor)
+        reading = self.reader.read(source, PLACE, self.clock(), False, batch, self.reasons)
         assert reading.cursor is not None
         self.cursor = reading.cursor
         self.readings.append(reading)
@@ -198,8 +201,8 @@ def test_a_user_message_of_any_length_ends_the_search_for_an_echo(
     assert tail.read() == [7]
     batch = Batch()
     tail.write(dumps(gemini("B", 7, 5)) + b"\n")
-    source = Source(str(tail.path), 0, tail.cursor, Place(Project("shop"), "s", ""))
-    tail.reader.read(source, tail.clock(), False, batch, tail.reasons)
+    source = Source(str(tail.path), 0, tail.cursor)
+    tail.reader.read(source, PLACE, tail.clock(), False, batch, tail.reasons)
     assert [turn.echo for turn in batch.turns] == [None]
 
 
@@ -340,8 +343,8 @@ def test_facts_of_the_session_hold_when_its_file_is_made_again_without_a_header(
     tail.path.unlink()
     tail.write(dumps(gemini("g-2", model=None)) + b"\n")
     batch = Batch()
-    source = Source(str(tail.path), 0, tail.cursor, Place(Project("shop"), "s", ""))
-    tail.reader.read(source, tail.clock(), False, batch, tail.reasons)
+    source = Source(str(tail.path), 0, tail.cursor)
+    tail.reader.read(source, PLACE, tail.clock(), False, batch, tail.reasons)
     [turn] = batch.turns
     assert (turn.session, turn.role.name, turn.model) == ("s-1", "SUBAGENT", "m")
 
