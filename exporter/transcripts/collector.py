@@ -9,7 +9,8 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -17,8 +18,10 @@ from ..ledger.errors import LedgerUnavailableError
 from ..ledger.model import Batch
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
+from .assistant import Assistant, Task
 from .inventory import Inventory
-from .reader import Reader, Reading, Source
+from .layout import is_hash
+from .reader import Key, Reader, Reading, Source
 
 if TYPE_CHECKING:
     from .watcher import Watcher
@@ -28,10 +31,16 @@ logger = logging.getLogger(__name__)
 BATCH_ROWS: Final = 10_000
 """Turns, tool calls and cursors of one transaction, roughly."""
 
+ASSIST_FROM: Final = 200 << 20
+"""Bytes to read from which on a second process pays."""
+
 POLL_SECONDS: Final = 5.0
 LIVE_LOOK_SECONDS: Final = 1.0
 _SCAN_SHARE: Final = 300
 _RETRY_SECONDS: Final = (1.0, 30.0)
+
+_Queue = deque[tuple[Source, int]]
+"""What is to be read, with the bytes that are new in it."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes there are in all."""
@@ -56,6 +65,7 @@ class Collector:
         stop: threading.Event | None = None,
         progress: Progress | None = None,
         polled: Container[str] = (),
+        assist_from: int = ASSIST_FROM,
     ) -> None:
         self._ledger = ledger
         self._stats = stats
@@ -64,6 +74,7 @@ class Collector:
         self._stop = stop
         self._progress = progress
         self._polled = polled
+        self._assist_from = assist_from
         self._inventory = Inventory(roots, ledger.cursors(), ledger.scanned_roots(), stats)
         self._missing: set[str] = set()
         self._watched: set[str] = set()
@@ -171,31 +182,83 @@ class Collector:
         stats = self._stats
         queue = deque((source, _unread(source)) for source in sources)
         total = stats.pending_bytes = sum(unread for _, unread in queue)
-        while queue and not self._stopped():
-            source, unread = queue.popleft()
-            reading = self._read(source)
-            if reading is not None and reading.cursor is not None and reading.pending:
-                queue.append((source._replace(cursor=reading.cursor), reading.pending))
-                unread -= reading.pending
-            stats.pending_bytes -= unread
-            if len(self._batch) >= BATCH_ROWS:
-                self._commit()
-            if self._progress is not None:
-                self._progress(total - stats.pending_bytes, total)
+        with self._assistance(total) as assistant:
+            while (queue or (assistant and assistant.busy)) and not self._stopped():
+                read = self._take_answer(assistant, queue) if assistant else None
+                stats.pending_bytes -= self._read_next(queue) if read is None else read
+                if len(self._batch) >= BATCH_ROWS:
+                    self._commit()
+                if self._progress is not None:
+                    self._progress(total - stats.pending_bytes, total)
         self._commit()
 
-    def _read(self, source: Source) -> Reading | None:
+    @contextmanager
+    def _assistance(self, pending: int) -> Iterator[Assistant | None]:
+        """Start a second process if there is enough to read for two."""
+        if pending < self._assist_from or (os.cpu_count() or 1) < 2:
+            yield None
+            return
+        try:
+            assistant = Assistant()
+        except OSError as error:
+            logger.warning("reading alone", extra={"fields": {"error": str(error)}})
+            yield None
+            return
+        with closing(assistant):
+            yield assistant
+
+    def _take_answer(self, assistant: Assistant, queue: _Queue) -> int | None:
+        """Keep the assistant busy and take what it has read; return how many bytes that were.
+
+        None says that there is something to be read by ourselves first.
+        """
+        while queue and assistant.free and not _is_late(queue[0][0]):
+            source, unread = queue.popleft()
+            if not assistant.give(self._task(source)):
+                queue.appendleft((source, unread))
+                break
+        ours = bool(queue) and not (_is_late(queue[0][0]) and assistant.busy)
+        answer = assistant.answer(wait=not ours)
+        if answer is not None:
+            self._batch.turns += answer.turns
+            self._batch.calls += answer.calls
+            self._stats.skipped.update(answer.reasons)
+            if answer.error is not None:
+                self._refuse(answer.key, OSError(*answer.error))
+            elif answer.reading is not None:
+                self._take(answer.key, answer.reading)
+                return answer.reading.bytes
+            return 0
+        if not ours:
+            queue.extend((source, _unread(source)) for source in assistant.unanswered())
+            return 0
+        return None
+
+    def _read_next(self, queue: _Queue) -> int:
+        """Read the first file of the queue and return how many bytes were new."""
+        source, unread = queue.popleft()
         key = (source.cursor.root, source.cursor.path)
-        first = self._inventory.is_first_scan(source.cursor.root)
-        # Slug folders come first, and what they tell may name a hash folder that comes later.
-        place = self._inventory.place(key)
+        task = self._task(source)
         try:
             reading = self._reader.read(
-                source, place, self._clock(), first, self._batch, self._stats.skipped
+                source, task.place, task.now, task.first_scan, self._batch, self._stats.skipped
             )
         except OSError as error:
-            self._inventory.refuse(source, error, self._now())
-            return None
+            self._refuse(key, error)
+            return unread
+        self._take(key, reading)
+        if reading.cursor is not None and reading.pending:
+            queue.append((source._replace(cursor=reading.cursor), reading.pending))
+            return unread - reading.pending
+        return unread
+
+    def _task(self, source: Source) -> Task:
+        # Slug folders come first, and what they tell may name a hash folder that comes later.
+        place = self._inventory.place((source.cursor.root, source.cursor.path))
+        first = self._inventory.is_first_scan(source.cursor.root)
+        return Task(source, place, self._clock(), first)
+
+    def _take(self, key: Key, reading: Reading) -> None:
         self._stats.read_bytes += reading.bytes
         if reading.cursor is None:
             self._batch.cursors.pop(key, None)
@@ -203,7 +266,9 @@ class Collector:
         else:
             self._batch.cursors[key] = reading.cursor
             self._inventory.learn(key, reading.project_hash)
-        return reading
+
+    def _refuse(self, key: Key, error: OSError) -> None:
+        self._inventory.refuse(key, error, self._now())
 
     def _commit(self) -> None:
         """Put the batch into the ledger; only then do the cursors move."""
@@ -246,3 +311,8 @@ class Collector:
 def _unread(source: Source) -> int:
     """Return the bytes that are new in a file, all of them if it is another file than before."""
     return max(0, source.size - source.cursor.offset) or source.size
+
+
+def _is_late(source: Source) -> bool:
+    """Tell whether a transcript waits for the names that others carry: it is in a hash folder."""
+    return is_hash(source.cursor.path.split(os.sep)[1])

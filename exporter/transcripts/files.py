@@ -15,11 +15,9 @@ _FLAGS: Final = (
     | getattr(os, "O_BINARY", 0)
 )
 
+_NOT_REGULAR: Final = errno.ENODEV
+"""No file system gives this for a file, so that it can stand for a path that is none."""
 _SIGNED: Final = (1 << 63) - 1
-
-
-class NotRegularError(OSError):
-    """The path is not a regular file."""
 
 
 def open_regular(path: str) -> tuple[int, os.stat_result]:
@@ -28,7 +26,7 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise NotRegularError("not a regular file")
+            raise OSError(_NOT_REGULAR, "not a regular file")
     except BaseException:
         os.close(fd)
         raise
@@ -50,6 +48,7 @@ def read_small(path: str, limit: int) -> bytes:
 
 
 _ERRORS: Final = {
+    _NOT_REGULAR: "not_regular",
     errno.EACCES: "permission",
     errno.EPERM: "permission",
     errno.EIO: "io",
@@ -62,6 +61,4 @@ ERROR_REASONS: Final = ("permission", "io", "stale", "link", "not_regular", "oth
 
 def error_reason(error: OSError) -> str:
     """Return in one word why a file or folder could not be read."""
-    if isinstance(error, NotRegularError):
-        return "not_regular"
     return _ERRORS.get(error.errno or 0, "other")

@@ -132,9 +132,8 @@ class Inventory:
         self._live.add(key)
         self._delays.pop(key, None)
 
-    def refuse(self, source: Source, error: OSError, now: float) -> None:
+    def refuse(self, key: Key, error: OSError, now: float) -> None:
         """Count a file that could not be read, and leave it alone for a while."""
-        key = (source.cursor.root, source.cursor.path)
         if isinstance(error, FileNotFoundError):
             return
         self._note(error)

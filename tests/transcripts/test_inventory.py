@@ -65,6 +65,10 @@ class Store:
             self.inventory.settle(cursor)
 
 
+def key_of(source: Source) -> tuple[str, str]:
+    return source.cursor.root, source.cursor.path
+
+
 def touch(root: Path, *paths: str) -> None:
     for path in paths:
         file = root / "tmp" / path
@@ -240,7 +244,7 @@ def test_the_wait_after_a_failure_doubles_up_to_five_minutes(tmp_path: Path) -> 
     store, now, waits = Store(tmp_path), NOW, list[float]()
     for _ in range(12):
         [source] = store.changed(now)
-        store.inventory.refuse(source, OSError(errno.EIO, ""), now)
+        store.inventory.refuse(key_of(source), OSError(errno.EIO, ""), now)
         low, high = 0.0, 1_000.0
         while high - low > 0.01:
             middle = (low + high) / 2
@@ -255,7 +259,7 @@ def test_a_file_that_waits_does_not_hold_up_the_others(tmp_path: Path) -> None:
     touch(tmp_path, "shop/chats/session-a.jsonl", "shop/chats/session-b.jsonl")
     store = Store(tmp_path)
     [a, b] = sorted(store.changed(), key=lambda source: source.path)
-    store.inventory.refuse(a, PermissionError(errno.EACCES, ""), NOW)
+    store.inventory.refuse(key_of(a), PermissionError(errno.EACCES, ""), NOW)
     assert store.paths(NOW + 0.5) == ["shop/chats/session-b.jsonl"]
     given = store.inventory.changed_among([a.path, b.path], NOW + 0.5)
     assert [source.path for source in given] == [b.path]
@@ -267,7 +271,7 @@ def test_the_wait_starts_anew_after_a_file_was(tmp_path: Path, how: str) -> None
     store, path = Store(tmp_path), tmp_path / "tmp/shop/chats/session-a.jsonl"
     for now in (NOW, NOW + 10, NOW + 20):
         [source] = store.changed(now)
-        store.inventory.refuse(source, OSError(errno.EIO, ""), now)
+        store.inventory.refuse(key_of(source), OSError(errno.EIO, ""), now)
     if how == "read":
         store.settle(NOW + 30)
     else:
@@ -275,7 +279,7 @@ def test_the_wait_starts_anew_after_a_file_was(tmp_path: Path, how: str) -> None
         store.changed(NOW + 30)
     path.write_bytes(b"new")
     [source] = store.changed(NOW + 40)
-    store.inventory.refuse(source, OSError(errno.EIO, ""), NOW + 40)
+    store.inventory.refuse(key_of(source), OSError(errno.EIO, ""), NOW + 40)
     assert store.paths(NOW + 41.1) == ["shop/chats/session-a.jsonl"]
 
 
@@ -283,7 +287,7 @@ def test_a_file_that_vanishes_before_it_is_opened_is_no_error(tmp_path: Path) ->
     touch(tmp_path, "shop/chats/session-a.jsonl")
     store = Store(tmp_path)
     [source] = store.changed()
-    store.inventory.refuse(source, FileNotFoundError(errno.ENOENT, ""), NOW)
+    store.inventory.refuse(key_of(source), FileNotFoundError(errno.ENOENT, ""), NOW)
     assert store.stats.file_errors.total() == 0
     assert store.paths() == ["shop/chats/session-a.jsonl"]
 
