@@ -73,21 +73,53 @@ def opened(command: Sequence[str], env: Mapping[str, str], paths: set[str]) -> i
     return sum(os.fsdecode(name) in paths for name in names)
 
 
-def status(pid: int, field: str) -> int:
-    """A number of /proc/PID/status (memory is in kB); 0 if it is not there.
+class Peaks:
+    """The memory peaks of the processes of a tree, as far as they were looked at.
 
-    Raises ProcessLookupError if the process has ended.
+    A process's peak only grows, so few looks see nearly all of it. Memory that two of them share
+    counts twice, which is never in favour of the one that forks.
     """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._peaks: dict[int, int] = {}
+
+    def look(self) -> None:
+        """Take note of the peak of each process that is there."""
+        for member in tree(self._pid):
+            self._peaks[member] = max(self._peaks.get(member, 0), status(member, "VmHWM") * 1_024)
+
+    @property
+    def total(self) -> int:
+        """The sum in bytes."""
+        return sum(self._peaks.values())
+
+
+def tree(pid: int) -> list[int]:
+    """A process and all below it."""
+    members = [pid]
+    for member in members:
+        try:
+            for task in os.listdir(f"/proc/{member}/task"):
+                children = Path(f"/proc/{member}/task/{task}/children").read_text()
+                members.extend(map(int, children.split()))
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended between two looks
+    return members
+
+
+def status(pid: int, field: str) -> int:
+    """A number of /proc/PID/status (memory is in kB); 0 if it, or the process, is not there."""
     try:
         text = Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        raise ProcessLookupError(pid) from None
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
     found = re.search(rf"^{field}:\s+(\d+)", text, re.MULTILINE)
     return int(found[1]) if found else 0
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far, user and system, with all its threads.
+    """What a process has used so far, user and system, with all its threads; raises OSError.
 
     /proc counts in ticks of 10 ms; the process's own clock, which any process may read on Linux, in
     nanoseconds. Its number is that of clock_getcpuclockid(3).
@@ -101,38 +133,14 @@ def characters_read(pid: int) -> int:
 
 
 def _watch(pid: int) -> int:
-    """Wait until a process ends and return the sum of the peaks (bytes) of all in its tree.
-
-    A process's peak only grows, so few samples see nearly all of it. Memory that two of them share
-    counts twice, which is never in favour of the one that forks.
-    """
-    peaks: dict[int, int] = {}
+    """Wait until a process ends and return the sum of the peaks (bytes) of all in its tree."""
+    peaks = Peaks(pid)
     handle = os.pidfd_open(pid)
     try:
         poll = select.poll()
         poll.register(handle, select.POLLIN)
         while not poll.poll(_SAMPLE_MS):
-            for member in _tree(pid):
-                peaks[member] = max(peaks.get(member, 0), _peak(member))
+            peaks.look()
     finally:
         os.close(handle)
-    return sum(peaks.values())
-
-
-def _tree(pid: int) -> list[int]:
-    members = [pid]
-    for member in members:
-        try:
-            for task in os.listdir(f"/proc/{member}/task"):
-                children = Path(f"/proc/{member}/task/{task}/children").read_text()
-                members.extend(map(int, children.split()))
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended between two looks
-    return members
-
-
-def _peak(pid: int) -> int:
-    try:
-        return status(pid, "VmHWM") * 1_024
-    except ProcessLookupError:
-        return 0
+    return peaks.total

@@ -1,4 +1,7 @@
-"""A running `serve`: what it answers, and what the kernel says that it costs."""
+"""A running `serve`: what it answers, and what the kernel says that it costs.
+
+What is measured of it covers all the processes that it has at that moment.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,11 @@ from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from .process import CommandError, characters_read, cpu_seconds, status
+from .process import CommandError, Peaks, characters_read, cpu_seconds, status, tree
 
 _READY_SECONDS = 300.0
 _STOP_SECONDS = 30.0
-_POLL_SECONDS = 0.002
+_POLL_SECONDS = 0.005
 _SERVING = re.compile(rb"\bmsg=serving\b.*\burl=http://([\d.]+):(\d+)/")
 
 PROMETHEUS = {
@@ -43,6 +46,7 @@ class Server:
                 )
         except OSError as error:
             raise CommandError(f"cannot run {command[0]}: {error.strerror}") from error
+        self._peaks = Peaks(self._process.pid)
 
     def wait(self) -> None:
         """Wait until it is ready, which sets `start_seconds`."""
@@ -87,27 +91,31 @@ class Server:
     @property
     def cpu(self) -> float:
         """Seconds of processor time since it started."""
-        return cpu_seconds(self._process.pid)
+        return sum(map(cpu_seconds, self._tree()))
 
     @property
     def characters(self) -> int:
         """Bytes that it has read since it started, of whatever kind."""
-        return characters_read(self._process.pid)
+        return sum(map(characters_read, self._tree()))
 
     @property
     def resident(self) -> int:
         """Bytes of memory in use."""
-        return status(self._process.pid, "VmRSS") * 1_024
+        return sum(status(pid, "VmRSS") for pid in self._tree()) * 1_024
 
     @property
     def peak(self) -> int:
-        """The most bytes of memory that it ever used."""
-        return status(self._process.pid, "VmHWM") * 1_024
+        """The most bytes of memory that it ever used; the peaks of its processes are added up."""
+        self._peaks.look()
+        return self._peaks.total
 
     @property
     def threads(self) -> int:
         """How many threads it has."""
-        return status(self._process.pid, "Threads")
+        return sum(status(pid, "Threads") for pid in self._tree())
+
+    def _tree(self) -> list[int]:
+        return tree(self._process.pid)
 
     def _metrics(self, headers: Mapping[str, str]) -> bytes:
         code, body = self._get("/metrics", headers)
@@ -128,6 +136,7 @@ class Server:
             raise self._error(f"exited {self._process.returncode}")
         if time.perf_counter() > deadline:
             raise self._error("is not ready")
+        self._peaks.look()
         time.sleep(_POLL_SECONDS)
 
     def _error(self, what: str) -> CommandError:

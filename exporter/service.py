@@ -44,7 +44,7 @@ def once(settings: Settings) -> int:
         collector = Collector(_roots(settings), ledger, stats, _now, progress=progress)
         with closing(collector):
             collector.scan()
-        exposition = Exposition(ledger, stats, _now).render()
+        exposition = Exposition(ledger, stats, _now, process=False).render()
     sys.stdout.buffer.write(exposition)
     return 0
 

@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Annotated, Final, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from .ledger.labels import ProjectLabel
 from .logs import Format, Level
@@ -200,10 +199,10 @@ class Pricing(_Group):
     models: Mapping[str, ModelPrice] = Field(default_factory=dict)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """All settings in force; nothing in them changes."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     config: Config = Config()
     transcripts: Transcripts
@@ -213,17 +212,6 @@ class Settings(BaseSettings):
     labels: Labels = Labels()
     log: Log = Log()
     pricing: Pricing = Pricing()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        *_: PydanticBaseSettingsSource,
-        **__: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Read nothing unasked: `sources.load` alone looks at the surroundings."""
-        return (init_settings,)
 
 
 class Option(NamedTuple):

@@ -16,7 +16,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import InitSettingsSource
 
 from .settings import GROUPS, OPTIONS, PREFIX, ModelPrice, PriceAbove, Settings
 
@@ -57,9 +56,7 @@ def load(
     file = _read_file(path)
     layers = (flags, variables, file, defaults(environ, platform))
     try:
-        sources = tuple(InitSettingsSource(Settings, layer) for layer in layers)
-        # The type checker knows the fields only.
-        return command, Settings(_build_sources=(sources, {}))  # type: ignore[call-arg]
+        return command, Settings.model_validate(_merged(layers))
     except ValidationError as error:
         fault = error.errors()[0]
     keys = [key for key in fault["loc"] if isinstance(key, str)]
@@ -86,6 +83,15 @@ def defaults(environ: Mapping[str, str], platform: str) -> dict[str, dict[str, A
         roots.append("~/.cache/.gemini")
     path = os.path.join(state, "gemini-cli-exporter", "ledger.db")
     return {"transcripts": {"root": roots}, "ledger": {"path": path}}
+
+
+def _merged(layers: Sequence[_Layer]) -> _Layer:
+    """Return all values, each from the first layer that has it."""
+    merged: _Layer = {}
+    for layer in reversed(layers):
+        for group, values in layer.items():
+            merged[group] = {**merged.get(group, {}), **values}
+    return merged
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from exporter.ledger.labels import CAPS
-from exporter.outputs.catalog import CATALOG, Type
+from exporter.outputs.catalog import CATALOG
+from exporter.outputs.metric import Type
 from exporter.outputs.prometheus import Exposition
 from exporter.transcripts.files import ERROR_REASONS
 from exporter.transcripts.reader import MAX_DOCUMENT, MAX_LINE

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from exporter.ledger.errors import LedgerError, LedgerUnavailableError
+from exporter.ledger.model import Turn
 from exporter.ledger.store import Ledger
 from exporter.transcripts import reader as reader_module
 from exporter.transcripts.files import open_regular
@@ -103,7 +104,7 @@ def test_the_loop_waits_for_a_ledger_that_cannot_be_written(
     record = Ledger.record
     seen = []
 
-    def failing(ledger: Ledger, batch: object) -> int:
+    def failing(ledger: Ledger, batch: object) -> list[Turn]:
         if failures:
             raise failures.pop(0)
         seen.append(scratch.stats.ledger_writable)

@@ -79,7 +79,7 @@ class Seen:
 
     def _read(self, name: str, file: BinaryIO) -> None:
         file.seek(0)
-        for message in _messages(name, file.read()):
+        for message in messages_of(name, file.read()):
             if message.get("type") == "gemini":
                 self._take(message)
 
@@ -122,7 +122,7 @@ def _leads_to(path: Path, file: BinaryIO) -> bool:
         return False
 
 
-def _messages(name: str, data: bytes) -> Iterator[dict[str, Any]]:
+def messages_of(name: str, data: bytes) -> Iterator[dict[str, Any]]:
     """Yield every message of a transcript, wherever it stands in it."""
     if name.endswith(".json"):
         try:

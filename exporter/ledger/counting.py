@@ -75,8 +75,10 @@ class Counting:
         self._calls: dict[tuple[bytes, int], list[int]] = {}
         self._tallies: dict[tuple[int, int, int, bool], _Tally] = {}
 
-    def count(self, turns: Sequence[Turn], calls: Sequence[ToolCall], all_new: bool = False) -> int:
-        """Count what the ledger does not know yet; return how many more replies that makes.
+    def count(
+        self, turns: Sequence[Turn], calls: Sequence[ToolCall], all_new: bool = False
+    ) -> list[Turn]:
+        """Count what the ledger does not know yet; return the turns that are one more reply each.
 
         With `all_new` nothing is looked up: sqlite3.IntegrityError is raised if something is known.
         """
@@ -89,7 +91,7 @@ class Counting:
             query = "message, call, project, model, tool, status FROM tool_call WHERE message"
             for message, call, *row in self._find(query, list({c.message for c in calls})):
                 stored[message, call] = row
-        replies = sum(self._turn(turn) for turn in turns if turn.id not in known)
+        replies = [turn for turn in turns if turn.id not in known and self._turn(turn)]
         for tool_call in calls:
             self._call(tool_call, stored)
         self._write("INSERT" if all_new else "REPLACE")

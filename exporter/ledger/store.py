@@ -13,7 +13,7 @@ from .counting import Counting, SeriesKey
 from .labels import ProjectLabel
 from .lock import LedgerLock
 from .memory import Memory
-from .model import Batch, FileCursor
+from .model import Batch, FileCursor, Turn
 from .names import Names
 from .pricing import PriceBook
 from .recovery import copy_of, make_copy, open_ledger
@@ -122,14 +122,14 @@ class Ledger:
         rows = self._db.execute("SELECT path FROM root WHERE scanned IS NOT NULL")
         return {os.fsdecode(path) for (path,) in rows}
 
-    def record(self, batch: Batch) -> int:
-        """Store a batch in one transaction and return how many turns were new.
+    def record(self, batch: Batch) -> list[Turn]:
+        """Store a batch in one transaction and return the turns that were new.
 
         Raises LedgerUnavailableError when nothing was stored and the same batch can be tried again,
         and LedgerError when the file is damaged.
         """
 
-        def work(counting: Counting) -> int:
+        def work(counting: Counting) -> list[Turn]:
             new = counting.count(batch.turns, batch.calls, self._all_new)
             for root, path in batch.gone:
                 key = (self._names.root(root), os.fsencode(path))

@@ -9,12 +9,14 @@ from typing import Final
 
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
-from .catalog import CATALOG, Buckets, Metric, Type, View, rows
+from .catalog import CATALOG, rows
+from .metric import Buckets, Metric, Type, View
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_TEXTS: Final = ("text/plain", "text/*", "*/*", "*")
 _HIDDEN: Final = "process_start_time_seconds"
 """Not exposed: collectors take it for the start of all counters, and ours outlive the process."""
 
@@ -29,11 +31,12 @@ def negotiate(accept: str) -> str:
         media, *parameters = (part.strip() for part in offer.split(";"))
         values = dict(part.partition("=")[::2] for part in parameters)
         quality = _quality(values.get("q", "1"))
-        if media == "application/openmetrics-text":
-            known = values.get("version", "1.0.0") == "1.0.0"
-            content_type = OPENMETRICS if known else TEXT
-        else:
+        if media == "application/openmetrics-text" and values.get("version", "1.0.0") == "1.0.0":
+            content_type = OPENMETRICS
+        elif media in _TEXTS:
             content_type = TEXT
+        else:
+            continue
         if quality > best:
             best, chosen = quality, content_type
     return chosen
@@ -42,8 +45,15 @@ def negotiate(accept: str) -> str:
 class Exposition:
     """Renders the whole catalogue from one snapshot of the ledger; safe to call from any thread."""
 
-    def __init__(self, ledger: Ledger, stats: Stats, clock: Callable[[], int]) -> None:
-        """`clock` returns milliseconds since the epoch."""
+    def __init__(
+        self, ledger: Ledger, stats: Stats, clock: Callable[[], int], *, process: bool = True
+    ) -> None:
+        """`clock` returns milliseconds since the epoch.
+
+        Without `process` the metrics of the process itself are left out: they say nothing of one
+        that ends at once, and would collide in the file of another exporter.
+        """
+        self._process = process
         self._ledger = ledger
         self._stats = stats
         self._clock = clock
@@ -55,7 +65,8 @@ class Exposition:
         lines: list[str] = []
         for metric in CATALOG:
             lines += _family(metric, view, openmetrics)
-        lines += _process(openmetrics)
+        if self._process:
+            lines += _process(openmetrics)
         if openmetrics:
             lines.append("# EOF")
         return "\n".join([*lines, ""]).encode()

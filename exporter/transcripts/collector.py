@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ..ledger.errors import LedgerUnavailableError
 from ..ledger.model import Batch
@@ -39,6 +39,7 @@ LIVE_LOOK_SECONDS: Final = 1.0
 _SCAN_SHARE: Final = 300
 _RETRY_SECONDS: Final = (1.0, 30.0)
 
+_Result = TypeVar("_Result")
 _Queue = deque[tuple[Source, int]]
 """What is to be read, with the bytes that are new in it."""
 
@@ -276,22 +277,22 @@ class Collector:
         batch.gone, inventory.gone = inventory.gone, []
         if not len(batch):
             return
-        self._with_patience(lambda: self._ledger.record(batch))
+        new = self._with_patience(lambda: self._ledger.record(batch))
         for cursor in batch.cursors.values():
             inventory.settle(cursor)
         started = self._stats.started * 1000
-        for turn in batch.turns:
+        for turn in new:
             if turn.time > started:
                 self._stats.observe_lag(max(0.0, (self._clock() - turn.time) / 1000))
         self._batch = Batch()
 
-    def _with_patience(self, work: Callable[[], object]) -> None:
+    def _with_patience(self, work: Callable[[], _Result]) -> _Result:
         """Do ledger work, again and again while the ledger cannot be written."""
         stats = self._stats
         delay, longest = _RETRY_SECONDS
         while True:
             try:
-                work()
+                result = work()
                 break
             except LedgerUnavailableError as error:
                 stats.ledger_errors += 1
@@ -306,6 +307,7 @@ class Collector:
             logger.info("the ledger can be written again")
         stats.ledger_writable = True
         stats.pending_turns = 0
+        return result
 
 
 def _unread(source: Source) -> int:

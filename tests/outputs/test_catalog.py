@@ -11,7 +11,10 @@ import pytest
 
 from exporter.ledger.labels import CAPS
 from exporter.ledger.pricing import PriceBook, PriceOverride, PriceTier
-from exporter.outputs.catalog import CATALOG, OWN, USAGE, Buckets, Metric, Type, Value, View, rows
+from exporter.outputs.catalog import CATALOG, rows
+from exporter.outputs.metric import Buckets, Metric, Type, Value, View
+from exporter.outputs.own import OWN
+from exporter.outputs.usage import USAGE
 from tests.support import Home, gemini, header, home, millis
 
 USAGE_LABELS = {"kind", "model", "project", "tool", "period"}

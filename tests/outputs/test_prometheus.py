@@ -30,7 +30,7 @@ from exporter.ledger.pricing import PriceBook, PriceOverride, PriceTier
 from exporter.ledger.stats import Stats
 from exporter.ledger.store import Ledger
 from exporter.ledger.totals import PairTotal, Snapshot, ToolTotal
-from exporter.outputs import catalog, prometheus
+from exporter.outputs import own, prometheus
 from exporter.outputs.prometheus import OPENMETRICS, TEXT, Exposition, negotiate
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.files import ERROR_REASONS
@@ -101,8 +101,8 @@ OWN_PRICES = {
 @pytest.fixture
 def invariable(monkeypatch: pytest.MonkeyPatch, real_sets: dict[str, RealSet]) -> None:
     """Take away what depends on the machine and on versions."""
-    monkeypatch.setattr(catalog, "__version__", "1.2.3")
-    monkeypatch.setattr(catalog, "library_version", lambda: "4.5.6")
+    monkeypatch.setattr(own, "__version__", "1.2.3")
+    monkeypatch.setattr(own, "library_version", lambda: "4.5.6")
     monkeypatch.setattr(platform, "python_version", lambda: "3.11.2")
     monkeypatch.setattr(Ledger, "size", lambda _: 143_360)
     monkeypatch.setattr(prometheus, "_process", lambda _: iter(()))
@@ -345,6 +345,7 @@ PROMETHEUS_3 = (
     "application/openmetrics-text;version=0.0.1;q=0.5,"
     "text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
+PROTOBUF_FIRST = "application/vnd.google.protobuf;encoding=delimited;q=0.7," + PROMETHEUS_3
 TEXT_FIRST = "text/plain;version=0.0.4;q=1,*/*;q=0.1"
 FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8"
 
@@ -354,6 +355,7 @@ FIREFOX = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,imag
     [
         pytest.param(OPENMETRICS_FIRST, OPENMETRICS, id="Prometheus 2.42"),
         pytest.param(PROMETHEUS_3, OPENMETRICS, id="Prometheus 3"),
+        pytest.param(PROTOBUF_FIRST, OPENMETRICS, id="Prometheus 3 with protobuf"),
         pytest.param(TEXT_FIRST, TEXT, id="vmagent"),
         pytest.param("*/*", TEXT, id="curl"),
         pytest.param(FIREFOX, TEXT, id="browser"),

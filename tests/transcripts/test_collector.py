@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from exporter.ledger.errors import LedgerError, LedgerUnavailableError
-from exporter.ledger.model import Batch
+from exporter.ledger.model import Batch, Turn
 from exporter.ledger.stats import Stats
 from exporter.transcripts import collector as module
 from exporter.transcripts.changes import Changes, FolderKind
@@ -47,7 +47,7 @@ def crash_at(scratch: Home, monkeypatch: pytest.MonkeyPatch, number: int) -> lis
     """Let the process die instead of one commit; return the batches that were to be written."""
     real, batches = scratch.ledger.record, list[Batch]()
 
-    def record(batch: Batch) -> int:
+    def record(batch: Batch) -> list[Turn]:
         batches.append(batch)
         if len(batches) == number:
             raise Crash
@@ -218,7 +218,7 @@ def test_the_first_scan_is_complete_when_all_is_read(
     fill(scratch, files=3)
     real, complete = scratch.ledger.record, list[bool]()
 
-    def record(batch: Batch) -> int:
+    def record(batch: Batch) -> list[Turn]:
         complete.append(scratch.ledger.complete)
         return real(batch)
 

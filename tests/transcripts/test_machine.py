@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from exporter.ledger.model import Batch
+from exporter.ledger.model import Batch, Turn
 from exporter.transcripts.reader import Reader
 from tests.support import Home, dumps, gemini, header, user
 from tests.transcripts.test_counting import assert_never_falls
@@ -188,7 +188,7 @@ class Transcripts(RuleBasedStateMachine):
     def crash(self) -> None:
         """The process dies when it is about to commit what it has read."""
 
-        def record(batch: Batch) -> int:
+        def record(batch: Batch) -> list[Turn]:
             raise Crash
 
         self.home.ledger.record = record  # type: ignore[method-assign]

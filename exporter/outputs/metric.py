@@ -1,0 +1,63 @@
+"""What a metric is: name, type, help, labels, and how its series are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from ..ledger.stats import Stats
+from ..ledger.store import Ledger
+from ..ledger.totals import Snapshot
+
+
+class Type(StrEnum):
+    """Metric types, as the exposition formats spell them."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Buckets(NamedTuple):
+    """A histogram's value: cumulative counts by upper edge, +Inf last, and the sum."""
+
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+class View(NamedTuple):
+    """What the metrics are read from; `now` is in seconds since the epoch."""
+
+    snapshot: Snapshot
+    stats: Stats
+    ledger: Ledger
+    now: float
+
+
+Value = float | Buckets
+Rows = Iterable[tuple[tuple[str, ...], Value]]
+
+
+class Metric(NamedTuple):
+    """One metric: its name carries no `_total`; `read` gives label values and value of each series.
+
+    An empty label value means that the series does not have the label.
+    """
+
+    name: str
+    type: Type
+    help: str
+    labels: tuple[str, ...]
+    read: Callable[[View], Rows]
+
+
+def by_value(read: Callable[[View], Mapping[str, float]]) -> Callable[[View], Rows]:
+    """Return a reader for a metric with one label, from a mapping of label value to number."""
+
+    def rows(view: View) -> Rows:
+        for value, count in list(read(view).items()):
+            yield (value,), count
+
+    return rows
