@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Final
 
@@ -75,7 +76,7 @@ class Assistant:
             env={**os.environ, "PYTHONPATH": path},
         )
         self._tasks: dict[Key, Task] = {}
-        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._answers: queue.Queue[Answer | None] = queue.Queue(AHEAD)
         self._thread = threading.Thread(target=self._receive, name="assistant", daemon=True)
         self._thread.start()
 
@@ -126,13 +127,14 @@ class Assistant:
         """End the process, whatever it does."""
         self._process.kill()
         self._process.wait()
-        self._thread.join()
+        while self._thread.is_alive():
+            with suppress(queue.Empty):  # it may be waiting for room
+                self._answers.get_nowait()
+            self._thread.join(0.01)
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            try:
+            with suppress(OSError):  # what was still in the buffer of a dead process's pipe
                 pipe.close()
-            except OSError:
-                continue  # what was still in the buffer of a dead process's pipe
 
     def _receive(self) -> None:
         decoder = msgspec.msgpack.Decoder(Answer)

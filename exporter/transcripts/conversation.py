@@ -93,6 +93,9 @@ class _Gift(msgspec.Struct, gc=False):
 Given = dict[str, _Gift]
 """By message id."""
 
+_GIVEN_MAX: Final = 20_000
+"""More messages than any real session has; what is forgotten is given out twice at worst."""
+
 
 class Conversation:
     """Takes the records of one transcript in file order and fills a batch.
@@ -194,6 +197,8 @@ class Conversation:
             return
         gift = self._given.get(record.id)
         if gift is None:
+            if len(self._given) >= _GIVEN_MAX:
+                self._given.clear()
             gift = _Gift(message_key(record.id), self._time(record.timestamp))
             self._given[record.id] = gift
         memory, place = self._memory, self._place

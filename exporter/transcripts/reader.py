@@ -21,7 +21,7 @@ from .shapes import Reason
 BUFFER: Final = 1 << 20
 MAX_LINE: Final = 32 << 20
 MAX_DOCUMENT: Final = 64 << 20
-BUDGET: Final = 16 << 20
+BUDGET: Final = 4 << 20
 """Bytes of one .jsonl file that are read before the other files have their turn."""
 
 MAX_OPEN: Final = 64
