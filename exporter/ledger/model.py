@@ -20,7 +20,7 @@ PROMPT_EDGES: Final = (1_000, 4_000, 16_000, 32_000, 64_000, 128_000, 200_000, 5
 """Upper edges, in tokens, of the prompt size histogram; 200,000 is where the price tier changes."""
 
 
-class TokenUsage(msgspec.Struct, frozen=True, gc=False):
+class TokenUsage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """Tokens of one reply or of a sum of replies, by disjoint kind.
 
     `input` is the part of the prompt billed at the full rate: `promptTokenCount` without the cached
@@ -69,7 +69,7 @@ class Status(IntEnum):
     OTHER = 3
 
 
-class Project(msgspec.Struct, frozen=True, cache_hash=True):
+class Project(msgspec.Struct, frozen=True, cache_hash=True, array_like=True):
     """A project as the transcripts name it.
 
     `slug` is the name of the slug folder, or `unknown-<8 hex>` where only a hash folder is known.
@@ -80,7 +80,7 @@ class Project(msgspec.Struct, frozen=True, cache_hash=True):
     path: str = ""
 
 
-class Turn(msgspec.Struct, gc=False):
+class Turn(msgspec.Struct, gc=False, array_like=True):
     """One model reply with recorded usage.
 
     `id` is the 16-byte key of the message id (see `message_key`), `time` the event time in
@@ -98,7 +98,7 @@ class Turn(msgspec.Struct, gc=False):
     echo: bytes | None = None
 
 
-class ToolCall(msgspec.Struct, gc=False):
+class ToolCall(msgspec.Struct, gc=False, array_like=True):
     """One finished tool call of one message; `message` and `call` together are its key.
 
     `time` is the event time in milliseconds of the message that holds the call.
@@ -153,7 +153,7 @@ def call_key(call_id: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-class FileCursor(msgspec.Struct, gc=False):
+class FileCursor(msgspec.Struct, gc=False, array_like=True):
     """How far one transcript has been read; stored in the transaction that holds its turns.
 
     `root` and `path` are as the operating system names them, `path` relative to the root. `mtime`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Final
 
@@ -84,11 +85,7 @@ def _family(metric: Metric, view: View, openmetrics: bool) -> Iterator[str]:
     yield from _head(metric.name, metric.type, metric.help, openmetrics)
     name = metric.name + ("_total" if metric.type is Type.COUNTER else "")
     for values, value in rows(metric, view):
-        labels = ",".join(
-            f'{label}="{_escaped(text)}"'
-            for label, text in zip(metric.labels, values, strict=True)
-            if text
-        )
+        labels = _labels(metric.labels, values)
         if isinstance(value, Buckets):
             yield from _histogram(name, labels, value)
         else:
@@ -124,8 +121,11 @@ def _process(openmetrics: bool) -> Iterator[str]:
             yield f"{sample.name} {_number(sample.value)}"
 
 
-def _escaped(text: str) -> str:
-    return text.translate(_ESCAPES)
+@lru_cache(maxsize=32_768)
+def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Return the label part of a series; most of a scrape is the same as the one before."""
+    pairs = zip(names, values, strict=True)
+    return ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in pairs if text)
 
 
 def _number(value: float) -> str:
