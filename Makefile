@@ -15,13 +15,14 @@ PIP = $(shell if command -v uv >/dev/null; then echo uv pip install --quiet --py
 	elif $(PY) -m pip --version >/dev/null 2>&1; then echo $(PY) -m pip install --quiet; \
 	else echo $(PYTHON) -m pip --python $(PY) install --quiet; fi)
 
-.PHONY: help run test lint format bench clean
+.PHONY: help run test lint format fuzz bench clean
 
 help:
 	@echo 'make run      install into .venv and serve the usage in ~/.gemini (ARGS="once" and the like)'
 	@echo 'make test     install the tools and run the tests (ARGS="-k settings" and the like)'
 	@echo 'make lint     check the style, the format and the types'
 	@echo 'make format   write the format that `make lint` checks'
+	@echo 'make fuzz     fuzz the parsers for a minute (ARGS="-max_total_time=600" and the like)'
 	@echo 'make bench    run the benchmarks'
 	@echo 'make clean    remove .venv and what the tools left behind'
 
@@ -39,6 +40,9 @@ lint: $(VENV)/installed-dev
 format: $(VENV)/installed-dev
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+
+fuzz: $(VENV)/installed-fuzz
+	$(PY) tests/fuzz_records.py -max_total_time=60 -print_final_stats=1 $(ARGS)
 
 bench: $(VENV)/installed-dev
 	$(PY) -m bench.run $(ARGS)
@@ -58,6 +62,11 @@ $(VENV)/installed-dev: pyproject.toml | $(VENV)/created
 	@echo 'Installing gemini-cli-exporter and its tools into $(VENV)'
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/installed-run
+
+$(VENV)/installed-fuzz: $(VENV)/installed-dev
+	@echo 'Installing the fuzzer into $(VENV)'
+	@$(PIP) --editable '.[fuzz]'
+	@touch $@
 
 # An environment that is there and runs is taken as it is.
 $(VENV)/created:
