@@ -29,13 +29,14 @@ _POLL = 0.01
 _ADDRESS = re.compile(r"url=(http://[^\s/]+)/metrics")
 _ENVIRONMENT = {name: text for name, text in os.environ.items() if not name.startswith("GEMINI_")}
 _MEASURED = """
-import re, sys
+import re, resource, sys
 from exporter.cli import main
 code = main(sys.argv[1:])
-peak = re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())
-print(peak[1], file=sys.stderr)
+peak = int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+print(peak + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=sys.stderr)
 sys.exit(code)
 """
+"""The program, and at its end the most memory (KiB) that it and its children had."""
 
 
 class Metrics:

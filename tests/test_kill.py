@@ -27,7 +27,10 @@ from tests.support import summed
 
 KILLS = int(os.environ.get("GEMINI_CLI_EXPORTER_TEST_KILLS", "8"))
 KILLS_OF_A_LEDGER = 20
-KILLS_OF_FIRST_SCAN = 5
+BACKLOG_TURNS = 6_000 if KILLS < 100 else 60_000
+"""What the first scan begins with; a large one is read by two processes."""
+
+KILLS_OF_FIRST_SCAN = 3
 """At most so many are meant for the first scan alone."""
 
 HOMES = 7
@@ -182,7 +185,7 @@ def test_no_kill_costs_or_doubles_anything(real_sets: dict[str, RealSet], tmp_pa
         if real.has_replay and "expected_watched" not in real.truth
     ]
     rng.shuffle(pool)
-    parts = [expected(write_home(tmp_path / "backlog", plan(seed=0, turns=6_000)))]
+    parts = [expected(write_home(tmp_path / "backlog", plan(seed=0, turns=BACKLOG_TURNS)))]
     roots = [tmp_path / "backlog" / ".gemini"]
     for number, kills in enumerate(rounds(KILLS)):
         some, pool = pool[:HOMES], pool[HOMES:]

@@ -30,6 +30,9 @@ WAKES = {"sleep": 10, "look": 4, "look at all": 4, "scan": 3, "restart": 1}
 STAND_SECONDS = 0.2
 """How long a file stands before it is emptied, deleted or replaced, where all must be seen."""
 
+TICK_SECONDS = 0.01
+"""How often the clock of the file system moves."""
+
 GAP_SECONDS = 0.003
 """The longest wait between two other writes of a home."""
 
@@ -141,7 +144,8 @@ def messages_of(name: str, data: bytes) -> Iterator[dict[str, Any]]:
 class Audience:
     """A collector that looks now and then at a home that is being written, beside its model.
 
-    Clock and modification times are those of the recording, so chance has no part in a run.
+    Clock and modification times are those of the recording, so chance has no part in a run. The
+    times of files move in steps, as with many kernels.
     """
 
     def __init__(self, home: Home, real: RealSet) -> None:
@@ -153,8 +157,9 @@ class Audience:
     def witness(self, write: Write) -> set[Path]:
         """Set the clock to a write that was just made and return what it changed."""
         changed = {self._home.root / path for path in (write.path, write.to) if path}
+        tick = math.floor(write.time / TICK_SECONDS) * TICK_SECONDS
         for path in filter(Path.is_file, changed):
-            os.utime(path, (write.time, write.time))
+            os.utime(path, (tick, tick))
         self._home.clock.now = math.ceil(write.time * 1000)
         return changed
 
@@ -167,8 +172,7 @@ class Audience:
 
     def look(self, paths: Iterable[Path]) -> None:
         """Look at some files, as after their events."""
-        names = list(map(str, paths))
-        self._look(paths, lambda: self._home.collector.look(names))
+        self._look(paths, lambda: self._home.collector.look(map(str, paths)))
 
     def knows(self, paths: Iterable[Path]) -> bool:
         """Tell whether all of these lie where the last scan found transcripts."""

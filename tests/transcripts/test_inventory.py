@@ -131,6 +131,14 @@ def test_a_registry_that_comes_later_names_hash_folders(tmp_path: Path) -> None:
     assert [place.project for place in store.places()] == [Project("shop", SHOP)]
 
 
+def test_a_hash_seen_in_a_slug_folder_names_its_folder_in_the_first_scan_too(
+    scratch: Home,
+) -> None:
+    for project in ("shop", HASH):
+        scratch.write({**header(), "projectHash": HASH}, gemini(f"g-{project}"), project=project)
+    assert {project for project, _ in scratch.scan().pairs} == {"shop"}
+
+
 def test_hashes_seen_in_slug_folders_are_known_after_a_restart(scratch: Home) -> None:
     scratch.write({**header("s-1"), "projectHash": HASH}, gemini("g-1"))
     scratch.scan()

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -19,6 +20,8 @@ from exporter.ledger.model import Batch, Turn
 from exporter.transcripts.reader import Reader
 from tests.support import Home, dumps, gemini, header, user
 from tests.transcripts.test_counting import assert_never_falls
+
+pytestmark = pytest.mark.timeout(300)  # a failure is made small first, which takes its time
 
 LINES = (
     "shop/chats/session-a.jsonl",
@@ -29,9 +32,13 @@ LINES = (
 DOCUMENTS = ("shop/chats/session-a.json", f"{'9f3a' * 16}/chats/session-c.json")
 
 lines = st.sampled_from(LINES)
+shares = st.sampled_from([0, 0.1, 0.3, 0.5, 0.7, 0.9, 1])
 documents = st.sampled_from(DOCUMENTS)
 replies = st.integers(0, 25)
 """Reply number n has 2 ** n prompt tokens, so that their sum tells which ones were counted."""
+
+wakes = st.sampled_from(["sleep", "look", "scan"])
+"""What the exporter does when something was written."""
 
 _REPLY = re.compile(rb'\{"id":"g-')
 
@@ -86,50 +93,61 @@ class Transcripts(RuleBasedStateMachine):
 
     # What is written
 
-    @rule(name=lines, number=replies, calls=st.booleans(), unset=st.booleans())
-    def append(self, name: str, number: int, calls: bool, unset: bool) -> None:
+    @rule(name=lines, number=replies, what=st.sampled_from(["", "", "calls", "unset"]), wake=wakes)
+    def append(self, name: str, number: int, what: str, wake: str) -> None:
         """A message is written, for the first time or again."""
-        whole = self._is_whole(name)
-        self._append(name, dumps(reply(number, calls and whole, unset)) + b"\n")
+        calls = what == "calls" and self._is_whole(name)
+        self._append(name, dumps(reply(number, calls, what == "unset")) + b"\n")
+        self._wakes(wake, name)
 
-    @rule(name=lines, numbers=st.lists(replies, max_size=3))
-    def append_checkpoint(self, name: str, numbers: list[int]) -> None:
+    @rule(name=lines, numbers=st.lists(replies, min_size=1, max_size=3), wake=wakes)
+    def append_checkpoint(self, name: str, numbers: list[int], wake: str) -> None:
         if self._is_whole(name):
             messages = [reply(number) for number in numbers]
             self._append(name, dumps({"$set": {"messages": messages}}) + b"\n")
+            self._wakes(wake, name)
 
     @rule(name=lines, line=st.sampled_from([user(), header(), {"$rewindTo": "g-1"}, 7]))
     def append_other(self, name: str, line: Any) -> None:
         self._append(name, dumps(line) + b"\n")
 
-    @rule(name=lines, number=replies, share=st.floats(0, 1), prompt=st.booleans())
-    def append_torn(self, name: str, number: int, share: float, prompt: bool) -> None:
+    @rule(name=lines, number=replies, share=shares, prompt=st.booleans(), wake=wakes)
+    def append_torn(self, name: str, number: int, share: float, prompt: bool, wake: str) -> None:
         line = dumps(user() if prompt else reply(number)) + b"\n"
         cut = int(share * (len(line) - 1))
         self._append(name, line[:cut])
         self.torn[self.top / name] = line[cut:]
+        self._wakes(wake, name)
 
-    @rule(name=lines)
-    def complete(self, name: str) -> None:
-        rest = self.torn.get(self.top / name)
-        if rest is not None:
+    @rule(wake=wakes)
+    def complete(self, wake: str) -> None:
+        for path, rest in list(self.torn.items()):
+            name = str(path.relative_to(self.top))
             self._append(name, rest)
+            self._wakes(wake, name)
 
-    @rule(
-        name=documents, numbers=st.lists(replies, max_size=4), share=st.sampled_from([1, 1, 0.5, 0])
-    )
-    def rewrite(self, name: str, numbers: list[int], share: float) -> None:
-        """A document is written anew, and may be seen cut off or empty."""
+    @rule(name=documents, numbers=st.lists(replies, max_size=4), cut=st.booleans(), wake=wakes)
+    def rewrite(self, name: str, numbers: list[int], cut: bool, wake: str) -> None:
+        """A document is written anew, and may be seen cut off."""
         messages = [user(), *(reply(number, number % 2 == 0) for number in numbers)]
         data = dumps({**header(), "messages": messages})
-        self._write(self.top / name, data[: int(share * len(data))])
+        self._write(self.top / name, data[:100] if cut else data)
+        self._wakes(wake, name)
 
-    @rule(name=lines, share=st.floats(0, 1))
-    def truncate(self, name: str, share: float) -> None:
+    @rule(name=lines, share=shares, wake=wakes)
+    def truncate(self, name: str, share: float, wake: str) -> None:
         path = self.top / name
         if path.exists():
             data = path.read_bytes()
             self._write(path, data[: int(share * len(data))])
+            self._wakes(wake, name)
+
+    @rule(name=lines, numbers=st.lists(replies, max_size=4), wake=wakes)
+    def replace(self, name: str, numbers: list[int], wake: str) -> None:
+        """A transcript is written anew, in place, and may be longer than it was."""
+        data = b"".join(dumps(reply(number)) + b"\n" for number in numbers)
+        self._write(self.top / name, data)
+        self._wakes(wake, name)
 
     # What happens to files
 
@@ -170,7 +188,6 @@ class Transcripts(RuleBasedStateMachine):
         self.known = {path.parent for path in self._paths()}
         self._sees(self._paths())
 
-    @rule(name=lines | documents)
     def look(self, name: str) -> None:
         """An event tells of one file, in a folder that the last scan has found."""
         path = self.top / name
@@ -197,6 +214,12 @@ class Transcripts(RuleBasedStateMachine):
         self.restart()
 
     # The model
+
+    def _wakes(self, wake: str, name: str) -> None:
+        if wake == "scan":
+            self.scan()
+        elif wake == "look":
+            self.look(name)
 
     def _is_whole(self, name: str) -> bool:
         """Tell whether what is appended to a file begins a line."""
@@ -290,7 +313,7 @@ def _messages(line: bytes) -> list[dict[str, Any]]:
 
 
 Transcripts.TestCase.settings = settings(
-    max_examples=50,
+    max_examples=100,
     stateful_step_count=40,
     deadline=None,
     derandomize=True,
