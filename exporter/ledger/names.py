@@ -12,6 +12,7 @@ from .model import Project, Rate
 from .totals import Naming
 
 _SESSIONS_MAX: Final = 20_000
+_SHORT_ID: Final = 8
 _NAMES_MAX: Final = 20_000
 
 
@@ -114,9 +115,7 @@ class Names:
         key = self._sessions.get(name)
         text = _storable(name)
         if key is None:
-            row = self._db.execute(
-                "SELECT id, main FROM session WHERE name = ?", (text,)
-            ).fetchone()
+            row = self._find_session(text, project)
             if row is None:
                 values = (text, project, int(main), time)
                 key = self._insert("session", "name, project, main, last_turn", values)
@@ -132,6 +131,18 @@ class Names:
                     self._sessions.clear()
                 self._sessions[name] = key
         return key, False
+
+    def _find_session(self, name: str, project: int) -> tuple[int, int] | None:
+        """Return id and main flag of a session; the start of its id is enough.
+
+        A transcript without a header only has the first eight characters, in its file name.
+        """
+        select = "SELECT id, main FROM session WHERE"
+        found = self._db.execute(f"{select} name = ?", (name,)).fetchone()
+        if found is None and len(name) <= _SHORT_ID:
+            where = "project = ? AND substr(name, 1, ?) = ? LIMIT 1"
+            found = self._db.execute(f"{select} {where}", (project, len(name), name)).fetchone()
+        return None if found is None else (found[0], found[1])
 
     def root(self, path: str) -> int:
         """Return the id of a root folder."""

@@ -274,7 +274,8 @@ class Collector:
     def _commit(self) -> None:
         """Put the batch into the ledger; only then do the cursors move."""
         batch, inventory = self._batch, self._inventory
-        batch.gone, inventory.gone = inventory.gone, []
+        batch.gone += inventory.gone
+        inventory.gone = []
         if not len(batch):
             return
         new = self._with_patience(lambda: self._ledger.record(batch))

@@ -55,6 +55,10 @@ class Moment(NamedTuple):
     now: int
     fallback: int
 
+    def plausible(self, time: int) -> int:
+        """Return a time, or the fallback if it is before any usage or ahead of the clock."""
+        return time if _EARLIEST_MS <= time <= self.now + _AHEAD_MS else self.fallback
+
 
 class Reply(msgspec.Struct):
     """A `gemini` message as far as the echo rule needs it.
@@ -82,12 +86,12 @@ class Memory(msgspec.Struct):
 
 
 class _Gift(msgspec.Struct, gc=False):
-    """What has been given out of one message: its tokens, and how many of its tool calls."""
+    """What has been given out of one message: its tokens, and the statuses of its tool calls."""
 
     key: bytes
     time: int
     counted: bool = False
-    calls: int = 0
+    statuses: tuple[str, ...] = ()
 
 
 Given = dict[str, _Gift]
@@ -100,7 +104,8 @@ _GIVEN_MAX: Final = 20_000
 class Conversation:
     """Takes the records of one transcript in file order and fills a batch.
 
-    `memory` and `given` are changed on the way; `given` only saves work and may start empty.
+    `memory` and `given` are changed on the way. `resumed` says that `given` lacks what was read of
+    the transcript before: then only its time tells that a message is an old one.
     """
 
     def __init__(
@@ -111,7 +116,9 @@ class Conversation:
         moment: Moment,
         batch: Batch,
         reasons: Counter[str],
+        resumed: bool = False,
     ) -> None:
+        self._resumed = resumed
         self._place = place
         self._memory = memory
         self._given = given
@@ -148,12 +155,11 @@ class Conversation:
             self.user()
         elif record.type == "gemini":
             last, before = self._memory.last, self._memory.before
-            if (
-                last is None
-                or record.timestamp >= last.time
-                or record.id == last.id
-                or (before is not None and record.id == before.id)
-            ):
+            newest = [reply.id for reply in (last, before) if reply is not None]
+            known = record.id in self._given
+            if not known and self._resumed and last is not None:
+                known = record.timestamp < last.time
+            if record.id in newest or not known:
                 self._advance(record)
             else:
                 # An older message is written again, for instance when its results are masked.
@@ -218,9 +224,10 @@ class Conversation:
                 message_key(echo.id) if echo is not None else None,
             )
             self._batch.turns.append(turn)
-        if len(calls) <= gift.calls:
+        statuses = tuple([call.status for call in calls])
+        if len(statuses) < len(gift.statuses) or statuses == gift.statuses:
             return
-        gift.calls = len(calls)
+        gift.statuses = statuses
         for position, call in enumerate(calls):
             self._batch.calls.append(
                 ToolCall(
@@ -258,7 +265,7 @@ def _is_echo(first: Reply | None, final: Reply) -> bool:
     without usage that asked for tools, or an attempt that was tried again. Its prompt then has the
     same size, and nothing that grows during a stream is larger on the first.
     """
-    if first is None or first.followed or not (first.unset or first.tools):
+    if first is None or first.followed or final.unset or not (first.unset or first.tools):
         return False
     a, b = first.tokens, final.tokens
     if a is None or b is None:

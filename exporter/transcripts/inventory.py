@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator, Sequence
@@ -46,6 +47,8 @@ class Inventory:
         self._refused: dict[Key, tuple[int, int]] = {}
         self._delays: dict[Key, _Delay] = {}
         self._live: set[Key] = set()
+        self._unsure: set[str] = set()
+        self._links: set[str] = set()
         for key, cursor in self._cursors.items():
             self.learn(key, project_hash_of(cursor))
 
@@ -70,9 +73,10 @@ class Inventory:
     def find_folders(self) -> None:
         """Look for the folders of all roots; this comes before any listing of files."""
         self._folders, self._parents = {}, []
+        self._unsure.clear()
         for root in self.roots:
             self._projects[root].refresh()
-            tree = layout.tree(root, self._note)
+            tree = layout.tree(root, self._noting(root))
             self._parents += ((root, path) for path in tree.parents)
             self._folders.update((folder.path, (root, folder)) for folder in tree.chats)
 
@@ -83,13 +87,15 @@ class Inventory:
         files = dict.fromkeys(self.roots, 0)
         for root, folder in self._folders.values():
             prefix = folder.path[len(root) + 1 :]
-            for name, status in layout.transcripts(folder, self._note):
+            for name, status in layout.transcripts(folder, self._noting(root)):
                 key = (root, os.path.join(prefix, name))
                 listed.add(key)
                 files[root] += 1
                 sources += self._if_changed(key, status, now)
         self._stats.files = files
+        # A root with a folder that could not be listed is no proof that anything is gone.
         top = {root for root in self.roots if os.path.isdir(os.path.join(root, "tmp"))}
+        top -= self._unsure
         gone = [key for key in self._cursors if key not in listed and key[0] in top]
         # What was written last may still be readable through a descriptor that is open.
         sources += [self._source(key, 0) for key in gone if key in self._live]
@@ -155,6 +161,10 @@ class Inventory:
             and (cursor.device, cursor.inode) == identity(status)
         ):
             return
+        if not stat.S_ISREG(status.st_mode) and key in self._live:
+            self._live.discard(key)
+            yield self._source(key, 0)  # what was written before is read through the open file
+            return
         if not stat.S_ISREG(status.st_mode):
             mark = (status.st_ino, status.st_mtime_ns)
             if self._refused.get(key) != mark:
@@ -182,6 +192,18 @@ class Inventory:
     def _source(self, key: Key, size: int) -> Source:
         cursor = self._cursors.get(key) or FileCursor(*key)
         return Source(os.path.join(*key), size, cursor)
+
+    def _noting(self, root: str) -> layout.OnError:
+        def note(error: OSError) -> None:
+            if error.errno == errno.ELOOP:
+                if error.filename in self._links:
+                    return
+                self._links.add(error.filename)
+            elif not isinstance(error, FileNotFoundError):
+                self._unsure.add(root)
+            self._note(error)
+
+        return note
 
     def _note(self, error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -90,15 +91,28 @@ def transcripts(folder: Folder, on_error: OnError) -> Iterator[tuple[str, os.sta
 def _subfolders(path: str, on_error: OnError) -> list[str]:
     try:
         with os.scandir(path) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+            folders = []
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.name)
+                elif entry.is_symlink() and entry.is_dir():
+                    on_error(_link(entry.path))
+            return folders
     except OSError as error:
         on_error(error)
         return []
 
 
+def _link(path: str) -> OSError:
+    return OSError(errno.ELOOP, "a link in the place of a folder", path)
+
+
 def _is_folder(path: str, on_error: OnError) -> bool:
     try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            on_error(_link(path))
+        return stat.S_ISDIR(mode)
     except FileNotFoundError:
         return False
     except OSError as error:

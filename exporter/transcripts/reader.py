@@ -103,8 +103,11 @@ class Reader:
         kept = self._open.pop(key, None)
         if kept is not None and not kept.is_at(source.path):
             with kept.file:
-                drained = self._read_open(kept, old, context)
-            count, old = drained.bytes, drained.cursor or old
+                while True:
+                    drained = self._read_open(kept, old, context)
+                    count, old = count + drained.bytes, drained.cursor or old
+                    if not drained.pending:
+                        break
             kept = None
         if kept is None:
             try:
@@ -139,17 +142,23 @@ class Reader:
         new = FileCursor(
             old.root, old.path, *identity(status), status.st_size, status.st_mtime_ns, offset
         )
-        fallback = status.st_mtime_ns // 1_000_000 if context.first_scan else context.now
-        moment = Moment(context.now, fallback)
-        talk = Conversation(context.place, memory, kept.given, moment, context.batch, reasons)
+        moment = Moment(context.now, context.now)
+        if context.first_scan:
+            moment = Moment(context.now, moment.plausible(status.st_mtime_ns // 1_000_000))
+        kept.resumed = offset > 0 if kept.resumed is None else kept.resumed and offset > 0
+        talk = Conversation(
+            context.place, memory, kept.given, moment, context.batch, reasons, kept.resumed
+        )
         pending = 0
         if is_document(old.path):
-            count = _read_document(file, new, talk, context.now, reasons)
+            count = _read_document(kept, new, talk, context.now, reasons)
         else:
             lines = _Lines(file, new, talk, reasons, self._buffer, self._max_line)
             pending = lines.read(self._budget)
             count = lines.count
             new.fingerprint = _fingerprint(file, new.offset)
+            if pending:
+                new.mtime = LOOK_AGAIN
         new.context = _encode(memory)
         return Reading(new, count, pending, memory.project_hash)
 
@@ -170,6 +179,9 @@ class _Kept:
     def __init__(self, file: FileIO) -> None:
         self.file = file
         self.given: Given = {}
+        self.reasons = Counter[str]()
+        self.resumed: bool | None = None
+        """Whether a part of it was read before it was opened this time."""
 
     def is_at(self, path: str) -> bool:
         """Tell whether the path still leads to this file."""
@@ -177,6 +189,8 @@ class _Kept:
             return identity(os.lstat(path)) == identity(os.fstat(self.file.fileno()))
         except FileNotFoundError:
             return False
+        except OSError:
+            return True  # it cannot be told, and this one can be read
 
 
 class _Lines:
@@ -225,7 +239,7 @@ class _Lines:
         with memoryview(buffer) as view:
             while newline >= 0:
                 if self._ahead:
-                    self._finish_dropped()
+                    self._finish_dropped(view, begin, newline)
                 else:
                     kind = skippable(buffer, begin, newline)
                     if kind is None:
@@ -269,26 +283,29 @@ class _Lines:
         larger[:size] = self._buffer
         self._buffer = larger
 
-    def _finish_dropped(self) -> None:
+    def _finish_dropped(self, view: memoryview, begin: int, end: int) -> None:
+        """Close a line that was dropped, of which the buffer holds the end."""
         if self._head == "user":
             self._talk.user()
         elif self._head is None:
             self._reasons[Reason.LINE_TOO_LONG] += 1
+        if self._head is not None and self._buffer.find(b'"type":"gemini"', begin, end) >= 0:
+            self._take(view, begin, end)  # a reply that is glued to half a line
         self._cursor.offset += self._ahead
         self._ahead = 0
 
 
 def _read_document(
-    file: FileIO, cursor: FileCursor, talk: Conversation, now: int, reasons: Counter[str]
+    kept: _Kept, cursor: FileCursor, talk: Conversation, now: int, reasons: Counter[str]
 ) -> int:
     """Read a .json transcript and return its size; it may be cut off while it is rewritten."""
     if cursor.size > MAX_DOCUMENT:
         reasons[Reason.LINE_TOO_LONG] += 1
         return 0
-    file.seek(0)
-    data = file.readall()
+    kept.file.seek(0)
+    data = kept.file.readall()
     age = now * 1_000_000 - cursor.mtime
-    if len(data) != cursor.size or 0 <= age < _RACY_NS:
+    if len(data) != cursor.size or abs(age) < _RACY_NS:
         # It may change once more without another size or time, so it must be looked at again.
         cursor.mtime = LOOK_AGAIN
     if not data:
@@ -296,10 +313,13 @@ def _read_document(
     parsed = parse_document(data, is_crowded(data, 0, len(data)))
     if parsed.header is not None:
         talk.document(parsed.header)
-    elif 0 <= age < _SETTLED_NS:
+    elif abs(age) < _SETTLED_NS:
         cursor.mtime = LOOK_AGAIN
         return len(data)
-    reasons.update(parsed.reasons)
+    # What was counted before is still there: the document is the same but for its end.
+    found = Counter[str](parsed.reasons)
+    reasons.update(found - kept.reasons)
+    kept.reasons |= found
     return len(data)
 
 

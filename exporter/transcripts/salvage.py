@@ -75,6 +75,7 @@ _raw_tokens = msgspec.json.Decoder(_RawTokens)
 _call = msgspec.json.Decoder(Call)
 _raw_call = msgspec.json.Decoder(_RawCall)
 _text = msgspec.json.Decoder(str)
+_integer = msgspec.json.Decoder(int)
 
 _Decoded = TypeVar("_Decoded")
 
@@ -137,7 +138,8 @@ def taken_apart(text: Text) -> Parsed | None:
     if message_id:
         return Parsed(_record_of(message_id, fields, reasons), None, tuple(reasons))
     if not _is_null(fields.patch):
-        return taken_apart(fields.patch)
+        patch = _field(fields.patch, _raws, reasons)
+        fields = _Raws() if patch is None else patch
     header = Header(
         _field(fields.session, _text, reasons),
         _field(fields.project_hash, _text, reasons),
@@ -166,10 +168,15 @@ def _tokens_of(raw: msgspec.Raw, reasons: list[Reason]) -> Tokens | None:
     if counts is None:
         return None
     known = {
-        name: count for name, count in msgspec.structs.asdict(counts).items() if not _is_null(count)
+        name: count
+        for name, count in msgspec.structs.asdict(counts).items()
+        if name != "total" and not _is_null(count)
     }
+    total = _field(counts.total, _integer)
     try:
-        return _tokens.decode(msgspec.json.encode(known))
+        tokens = _tokens.decode(msgspec.json.encode(known))
+        tokens.total = -1 if total is None else total
+        return tokens
     except REFUSALS:
         reasons.append(Reason.BAD_TOKENS)
         return None
@@ -193,10 +200,12 @@ def _messages_of(raw: msgspec.Raw, reasons: list[Reason]) -> list[Message]:
         try:
             messages.append(_message.decode(element))
         except REFUSALS:
-            parsed = taken_apart(element) or BAD_JSON
-            reasons.extend(parsed.reasons)
-            if isinstance(parsed.record, Message):
-                messages.append(parsed.record)
+            fields = _field(msgspec.Raw(element), _raws, reasons) or _Raws()
+            message_id = _field(fields.id, _text, reasons)
+            if message_id:
+                messages.append(_record_of(message_id, fields, reasons))
+            else:
+                reasons.append(Reason.BAD_SHAPE)
     return messages
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -211,7 +212,14 @@ def test_links_below_tmp_are_not_followed(tmp_path: Path) -> None:
     (top / "linked").symlink_to(outside)
     (top / "blog" / "chats").symlink_to(outside / "chats")
     (top / "shop" / "chats" / "parent").symlink_to(outside)
-    assert found(top.parent) == {"shop/chats/session-d.jsonl"}
+    refused: list[OSError] = []
+    tree = layout.tree(str(top.parent), refused.append)
+    assert [folder.path for folder in tree.chats] == [str(top / "shop" / "chats")]
+    assert {(error.errno, Path(error.filename).name) for error in refused} == {
+        (errno.ELOOP, "linked"),
+        (errno.ELOOP, "chats"),
+        (errno.ELOOP, "parent"),
+    }
 
 
 def test_the_root_itself_and_its_tmp_may_be_links(tmp_path: Path) -> None:
