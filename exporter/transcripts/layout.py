@@ -95,7 +95,7 @@ def _subfolders(path: str, on_error: OnError) -> list[str]:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.name)
-                elif entry.is_symlink() and entry.is_dir():
+                elif entry.is_symlink() and os.path.isdir(entry.path):
                     on_error(_link(entry.path))
             return folders
     except OSError as error:

@@ -204,8 +204,6 @@ def _messages_of(raw: msgspec.Raw, reasons: list[Reason]) -> list[Message]:
             message_id = _field(fields.id, _text, reasons)
             if message_id:
                 messages.append(_record_of(message_id, fields, reasons))
-            else:
-                reasons.append(Reason.BAD_SHAPE)
     return messages
 
 
