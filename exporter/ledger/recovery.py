@@ -30,14 +30,20 @@ def open_ledger(path: Path, now: int) -> tuple[sqlite3.Connection, bool]:
     epoch and names the damaged file that is moved aside. Only damage is replaced: a full disk, a
     busy file or a newer schema raises as `connect` does.
     """
+    restored = _restored(path)
+    if restored.exists() and not path.exists():
+        restored.replace(path)  # a former start was killed just before this
+        return connect(path), True
     try:
         if copy_of(path).exists() and path.exists() and not path.stat().st_size:
             raise DamagedLedgerError(f"the ledger {path} is empty")
         return connect(path), False
     except DamagedLedgerError as error:
+        whole = _copy_is_whole(path)
         aside = _move_aside(path, now)
         source = "a new ledger: the transcripts that still exist are counted again"
-        if _restore(path, now):
+        if whole:
+            restored.replace(path)
             source = "its copy, caught up from the transcripts"
         fields = {"error": str(error), "kept_as": str(aside), "replaced_by": source}
         logger.error("the ledger was replaced", extra={"fields": fields})
@@ -80,21 +86,25 @@ def _move_aside(path: Path, now: int) -> Path:
     return aside
 
 
-def _restore(path: Path, now: int) -> bool:
-    copy = copy_of(path)
+def _restored(path: Path) -> Path:
+    """Return where a copy waits until the damaged ledger has been moved away."""
+    return path.with_name(path.name + ".restored")
+
+
+def _copy_is_whole(path: Path) -> bool:
+    """Make the copy ready to take the ledger's place; False if there is none or it is damaged."""
+    copy, restored = copy_of(path), _restored(path)
     if not copy.exists():
         return False
-    fresh = path.with_name(path.name + ".restored")
-    shutil.copyfile(copy, fresh)
-    fresh.chmod(0o600)
-    _sync(fresh)
-    fresh.replace(path)
+    shutil.copyfile(copy, restored)
+    restored.chmod(0o600)
     try:
-        connect(path).close()
+        connect(restored).close()
     except DamagedLedgerError as error:
         logger.error("the copy is damaged too", extra={"fields": {"error": str(error)}})
-        _move_aside(path, now)
+        restored.unlink()
         return False
+    _sync(restored)
     return True
 
 

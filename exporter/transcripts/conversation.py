@@ -126,6 +126,11 @@ class Conversation:
         self._batch = batch
         self._reasons = reasons
 
+    @property
+    def rows(self) -> int:
+        """Turns and tool calls that are in the batch."""
+        return len(self._batch.turns) + len(self._batch.calls)
+
     def header(self, header: Header) -> None:
         """Take session facts, and the messages that a checkpoint or a header repeats.
 

@@ -38,6 +38,11 @@ def identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev & _SIGNED, status.st_ino & _SIGNED
 
 
+def modified(status: os.stat_result) -> int:
+    """Return the modification time in nanoseconds, within the 63 bits that the ledger stores."""
+    return max(-_SIGNED, min(status.st_mtime_ns, _SIGNED))
+
+
 def read_small(path: str, limit: int) -> bytes:
     """Return the whole of a small regular file; raises OSError, also if it is over the limit."""
     fd, status = open_regular(path)

@@ -13,7 +13,7 @@ from ..ledger.stats import Stats
 from . import layout
 from .changes import FolderKind
 from .conversation import Place
-from .files import error_reason, identity
+from .files import error_reason, identity, modified
 from .layout import Folder
 from .projects import Projects
 from .reader import LOOK_AGAIN, Key, Source, project_hash_of
@@ -156,7 +156,7 @@ class Inventory:
     def _if_changed(self, key: Key, status: os.stat_result, now: float) -> Iterator[Source]:
         cursor = self._cursors.get(key)
         if cursor is not None and (
-            cursor.mtime == status.st_mtime_ns
+            cursor.mtime == modified(status)
             and cursor.size == status.st_size
             and (cursor.device, cursor.inode) == identity(status)
         ):

@@ -14,7 +14,7 @@ from .files import read_small
 from .layout import is_hash
 
 _PATH_LIMIT: Final = 16_384
-_REGISTRY_LIMIT: Final = 16_000_000
+_REGISTRY_LIMIT: Final = 2_000_000
 
 
 class _Registry(msgspec.Struct):

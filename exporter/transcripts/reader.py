@@ -13,7 +13,7 @@ import msgspec
 
 from ..ledger.model import Batch, FileCursor
 from .conversation import Conversation, Given, Memory, Moment, Place
-from .files import identity, open_regular
+from .files import identity, modified, open_regular
 from .layout import is_document
 from .records import head_of, is_crowded, parse_document, parse_line, skippable
 from .shapes import Reason
@@ -29,6 +29,12 @@ MAX_OPEN: Final = 64
 
 LOOK_AGAIN: Final = -1
 """A modification time that no file has: the file is opened once more, changed or not."""
+
+_MAX_DROPPED: Final = 1 << 30
+"""Bytes of one line that are passed over without a pause."""
+
+_ROWS: Final = 20_000
+"""Turns and tool calls after which a read ends early, as it does at its budget."""
 
 _EDGE: Final = 256
 _RACY_NS: Final = 50_000_000
@@ -140,7 +146,7 @@ class Reader:
             # Same path, other content: most likely the same session, so its model still holds.
             offset, memory.last, memory.before = 0, None, None
         new = FileCursor(
-            old.root, old.path, *identity(status), status.st_size, status.st_mtime_ns, offset
+            old.root, old.path, *identity(status), status.st_size, modified(status), offset
         )
         moment = Moment(context.now, context.now)
         if context.first_scan:
@@ -224,7 +230,7 @@ class _Lines:
         cursor = self._cursor
         start = cursor.offset
         self._file.seek(start)
-        while self.count < budget or cursor.offset == start:
+        while (self.count < budget and self._talk.rows < _ROWS) or cursor.offset == start:
             count = self._file.readinto(memoryview(self._buffer)[self._filled :])
             if not count:
                 return 0
@@ -256,6 +262,11 @@ class _Lines:
         if self._ahead:
             self._ahead += rest
             self._filled = 0
+            if self._ahead > _MAX_DROPPED:
+                # What follows is taken for another line, so that others have their turn.
+                self._reasons[Reason.LINE_TOO_LONG] += 1
+                self._cursor.offset += self._ahead
+                self._ahead = 0
         elif rest == len(buffer):
             self._make_room()
 

@@ -68,7 +68,10 @@ def skippable(data: bytes | bytearray, start: int, end: int) -> str | None:
 
 def is_crowded(data: bytes | bytearray, start: int, end: int) -> bool:
     """Tell whether so many objects with an id are in a text that decoding would fill the memory."""
-    return end - start > _LARGE and data.count(b'"id"', start, end) > _MAX_IDS
+    if end - start <= _LARGE:
+        return False
+    # The key may also be written with an escape.
+    return any(data.count(mark, start, end) > _MAX_IDS for mark in (b'"id"', b"\\u006"))
 
 
 def parse_line(line: Text, crowded: bool = False) -> Parsed:

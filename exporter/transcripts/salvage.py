@@ -6,13 +6,15 @@ Nothing here runs on what Gemini CLI usually writes.
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from .shapes import Call, Header, Message, Parsed, Reason, Tokens
+from .shapes import Call, Header, Message, Parsed, Reason, Tokens, Total
+from .shapes import Text as Short
 
 Text = bytes | bytearray | memoryview
 
@@ -23,6 +25,9 @@ REFUSALS: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
 
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89a-fA-F][0-9a-fA-F]{2}|.)", re.DOTALL)
+_PIECE: Final = 1 << 18
+"""Bytes that are repaired at a time."""
+_LONGEST_ESCAPE: Final = 6
 _BOM: Final = b"\xef\xbb\xbf"
 
 _TOKEN: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},]', re.DOTALL)
@@ -74,8 +79,8 @@ _tokens = msgspec.json.Decoder(Tokens)
 _raw_tokens = msgspec.json.Decoder(_RawTokens)
 _call = msgspec.json.Decoder(Call)
 _raw_call = msgspec.json.Decoder(_RawCall)
-_text = msgspec.json.Decoder(str)
-_integer = msgspec.json.Decoder(int)
+_text = msgspec.json.Decoder(Short)
+_total = msgspec.json.Decoder(Total)
 
 _Decoded = TypeVar("_Decoded")
 
@@ -100,19 +105,38 @@ def decoded_again(
     return Parsed(reasons=(Reason.TOO_DEEP,)) if isinstance(error, RecursionError) else BAD_JSON
 
 
-def _repaired(text: Text, error: Exception) -> bytes | None:
+def _repaired(text: Text, error: Exception) -> bytearray | None:
     """Return the text with lone surrogates, bad UTF-8 and a byte-order mark taken out, or None.
 
     Node writes a lone surrogate when it cuts a string inside an emoji; the turn must not be lost.
     """
-    fixed = None
-    if text[: len(_BOM)] == _BOM:
-        fixed = bytes(text[len(_BOM) :])
-    if _SURROGATE.search(text):
-        fixed = _ESCAPE.sub(_without_surrogate, fixed or bytes(text))
-    if "UTF-8" in str(error):
-        fixed = (fixed or bytes(text)).decode("utf-8", "replace").encode()
+    marked = text[: len(_BOM)] == _BOM
+    if not (marked or _SURROGATE.search(text) or "UTF-8" in str(error)):
+        return None
+    decode = getincrementaldecoder("utf-8")("ignore").decode
+    fixed = bytearray()
+    start = len(_BOM) if marked else 0
+    while start < len(text):
+        # In pieces, so that a hostile text does not need many times its size.
+        end = _piece_end(text, start)
+        fixed += decode(_ESCAPE.sub(_without_surrogate, bytes(text[start:end]))).encode()
+        start = end
     return fixed
+
+
+def _piece_end(text: Text, start: int) -> int:
+    """Return where to cut a text that begins at `start`: never within an escape."""
+    end = start + _PIECE
+    if end >= len(text):
+        return len(text)
+    piece = bytes(text[start:end])
+    run = piece.rfind(b"\\")
+    if run < len(piece) - _LONGEST_ESCAPE:
+        return end
+    # The first of a run of backslashes begins an escape, so the cut is right before it; a run that
+    # begins with the piece is cut after whole pairs.
+    cut = len(piece[: run + 1].rstrip(b"\\")) or (run + 1) // 2 * 2
+    return start + cut if cut else end
 
 
 def _without_surrogate(match: re.Match[bytes]) -> bytes:
@@ -172,7 +196,7 @@ def _tokens_of(raw: msgspec.Raw, reasons: list[Reason]) -> Tokens | None:
         for name, count in msgspec.structs.asdict(counts).items()
         if name != "total" and not _is_null(count)
     }
-    total = _field(counts.total, _integer)
+    total = _field(counts.total, _total)
     try:
         tokens = _tokens.decode(msgspec.json.encode(known))
         tokens.total = -1 if total is None else total

@@ -11,6 +11,9 @@ MAX_TOKENS: Final = 100_000_000
 """No count of one reply is larger; what claims to be is refused."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+Total = Annotated[int, msgspec.Meta(ge=-1, le=10 * MAX_TOKENS)]
+Text = Annotated[str, msgspec.Meta(max_length=1024)]
+"""An id, a name or a time; what is longer is none, and would only fill the memory."""
 
 
 class Reason(StrEnum):
@@ -35,7 +38,7 @@ class Tokens(msgspec.Struct, gc=False):
     cached: Count = 0
     thoughts: Count = 0
     tool: Count = 0
-    total: int = -1
+    total: Total = -1
 
 
 class Call(msgspec.Struct, gc=False):
@@ -45,18 +48,18 @@ class Call(msgspec.Struct, gc=False):
     it is missing the slower way of `salvage` is taken.
     """
 
-    id: str
-    name: str = ""
-    status: str = ""
+    id: Text
+    name: Text = ""
+    status: Text = ""
 
 
 class Record(msgspec.Struct, gc=False, kw_only=True):
     """One message; only `gemini` messages have `tokens`, `model` and `tool_calls`."""
 
-    id: str = ""
-    timestamp: str = ""
-    type: str = ""
-    model: str | None = None
+    id: Text = ""
+    timestamp: Text = ""
+    type: Text = ""
+    model: Text | None = None
     tokens: Tokens | None = None
     tool_calls: list[Call] | None = msgspec.field(default=None, name="toolCalls")
 
@@ -64,26 +67,26 @@ class Record(msgspec.Struct, gc=False, kw_only=True):
 class Message(Record, kw_only=True):
     """A message in a list of messages; its id is required for the same reason as a call's."""
 
-    id: str
+    id: Text
 
 
 class Header(msgspec.Struct):
     """Facts about a session: a first line, a `$set` patch, or the frame of a .json document."""
 
-    session: str | None = msgspec.field(default=None, name="sessionId")
-    project_hash: str | None = msgspec.field(default=None, name="projectHash")
-    kind: str | None = None
+    session: Text | None = msgspec.field(default=None, name="sessionId")
+    project_hash: Text | None = msgspec.field(default=None, name="projectHash")
+    kind: Text | None = None
     messages: list[Message] | None = None
 
 
 class Line(Record, kw_only=True):
     """Any line of a .jsonl transcript; which kind it is follows from the fields it has."""
 
-    rewind_to: str | None = msgspec.field(default=None, name="$rewindTo")
+    rewind_to: Text | None = msgspec.field(default=None, name="$rewindTo")
     patch: Header | None = msgspec.field(default=None, name="$set")
-    session: str | None = msgspec.field(default=None, name="sessionId")
-    project_hash: str | None = msgspec.field(default=None, name="projectHash")
-    kind: str | None = None
+    session: Text | None = msgspec.field(default=None, name="sessionId")
+    project_hash: Text | None = msgspec.field(default=None, name="projectHash")
+    kind: Text | None = None
     messages: list[Message] | None = None
 
 

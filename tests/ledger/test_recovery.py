@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.ledger import recovery
 from exporter.ledger.errors import DamagedLedgerError, LedgerError, LedgerUnavailableError
 from exporter.ledger.recovery import copy_of
 from exporter.ledger.store import Ledger
@@ -99,6 +100,16 @@ def test_a_damaged_copy_is_not_used(scratch: Home, caplog: pytest.LogCaptureFixt
     scratch.scan()
     assert "the copy is damaged too" in caplog.text
     assert scratch.turns == 2
+
+
+def test_a_kill_in_the_middle_of_a_replacement_loses_nothing(scratch: Home) -> None:
+    scratch.close()
+    assert recovery._copy_is_whole(scratch.path)
+    recovery._move_aside(scratch.path, scratch.clock())  # and killed here
+    scratch.start()
+    assert not scratch.ledger.complete
+    scratch.scan()
+    assert scratch.turns == 3
 
 
 def test_catching_up_goes_on_after_a_crash(scratch: Home) -> None:

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exporter.transcripts import reader as module
+from exporter.transcripts import salvage
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.reader import Reader
 from exporter.transcripts.records import parse_line
@@ -224,3 +227,53 @@ def test_a_total_of_an_odd_type_costs_nothing() -> None:
     record = parse_line(dumps({**gemini(), "tokens": {"input": 5, "total": 6.5}})).record
     assert record is not None
     assert record.tokens is not None
+
+
+@pytest.mark.parametrize("total", [2**64, -(2**63) - 1, 10**400])
+def test_a_total_beyond_all_bounds_is_no_total(scratch: Home, total: int) -> None:
+    reply = gemini()
+    reply["tokens"]["total"] = total
+    scratch.write(header(), reply, gemini("g-2"))
+    scratch.scan()
+    assert scratch.turns == 2
+
+
+@pytest.mark.parametrize("seconds", [-13_569_465_600, 13_569_465_600], ids=["1540", "2400"])
+def test_a_file_time_beyond_63_bits_is_stored(scratch: Home, seconds: int) -> None:
+    path = scratch.write(header(), gemini())
+    os.utime(path, (seconds, seconds))
+    scratch.scan()
+    read = scratch.stats.read_bytes
+    scratch.scan()
+    assert (scratch.turns, scratch.stats.read_bytes) == (1, read)
+
+
+@pytest.mark.parametrize("field", ["id", "model", "timestamp"])
+def test_a_text_of_a_megabyte_is_no_name(scratch: Home, field: str) -> None:
+    scratch.write(header(), {**gemini(), field: "x" * 1_000_000}, gemini("g-2"))
+    scratch.scan()
+    assert scratch.turns == (1 if field == "id" else 2)
+    assert scratch.skipped["bad_shape"] == 1
+
+
+def test_an_endless_line_lets_the_others_have_their_turn(
+    stepwise: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MAX_DROPPED", 100_000)
+    monkeypatch.setattr(stepwise.collector._reader, "_max_line", 4096)
+    stepwise.write(b"x" * 1_000_000 + b"\n", gemini("g-1"))
+    stepwise.scan()
+    assert stepwise.turns == 1
+    assert 9 <= stepwise.skipped["line_too_long"] <= 11
+
+
+@given(
+    st.lists(st.sampled_from([b"\\", b"\\\\", b"\\ud83d", b"\\n", b"a", b"\xc3\xa9"]), max_size=60)
+)
+def test_a_repair_in_pieces_is_the_repair_of_the_whole(parts: list[bytes]) -> None:
+    text = b"".join(parts) + b"\\ud800"
+    whole = salvage._repaired(text, ValueError("UTF-8"))
+    with pytest.MonkeyPatch.context() as patch:
+        for piece in (8, 16, 34):
+            patch.setattr(salvage, "_PIECE", piece)
+            assert salvage._repaired(text, ValueError("UTF-8")) == whole
