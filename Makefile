@@ -54,7 +54,7 @@ clean:
 # A stamp is written last, so that what was interrupted is done again. The environment is not built
 # under another name and renamed: its scripts hold the path that it was built at.
 $(VENV)/installed-run: pyproject.toml | $(VENV)/created
-	@echo 'Installing gemini-cli-exporter into $(VENV)'
+	@echo 'Installing gemini-cli-exporter into $(VENV)' >&2
 	@$(PIP) --editable .
 	@touch $@
 

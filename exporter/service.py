@@ -20,6 +20,7 @@ from .ledger.store import Ledger
 from .outputs.prometheus import Exposition, negotiate
 from .transcripts.collector import Collector, Progress
 from .transcripts.files import ERROR_REASONS
+from .transcripts.reader import spare_the_collector
 from .transcripts.shapes import Reason
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class ServiceError(Exception):
 
 def once(settings: Settings) -> int:
     """Read what is new, print the whole exposition to standard output and return 0."""
+    spare_the_collector()
     stats = _new_stats()
     with _ledger(settings) as ledger, _progress() as progress:
         collector = Collector(_roots(settings), ledger, stats, _now, progress=progress)
@@ -57,6 +59,7 @@ def serve(settings: Settings) -> int:
     from .transcripts.watcher import Watcher
 
     sys.setswitchinterval(_SWITCH_SECONDS)
+    spare_the_collector()
     stop, wake = threading.Event(), threading.Event()
 
     def leave(*_: object) -> None:

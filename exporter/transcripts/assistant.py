@@ -23,7 +23,7 @@ import msgspec
 
 from ..ledger.model import Batch, ToolCall, Turn
 from .conversation import Place
-from .reader import Key, Reader, Reading, Source
+from .reader import Key, Reader, Reading, Source, spare_the_collector
 
 logger = logging.getLogger(__name__)
 
@@ -146,6 +146,7 @@ class Assistant:
 def main() -> None:
     """Answer tasks from standard input on standard output until there are no more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides when to end
+    spare_the_collector()
     reader = Reader(max_open=1)
     decoder, encoder = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Encoder()
     while frame := _receive(sys.stdin.buffer):

@@ -160,11 +160,14 @@ class Conversation:
             self.user()
         elif record.type == "gemini":
             last, before = self._memory.last, self._memory.before
-            newest = [reply.id for reply in (last, before) if reply is not None]
             known = record.id in self._given
             if not known and self._resumed and last is not None:
                 known = record.timestamp < last.time
-            if record.id in newest or not known:
+            if (
+                not known
+                or (last is not None and record.id == last.id)
+                or (before is not None and record.id == before.id)
+            ):
                 self._advance(record)
             else:
                 # An older message is written again, for instance when its results are masked.
