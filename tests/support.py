@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -30,6 +31,16 @@ from tests.real import Expected, ToolCount, Usage
 
 BOOK = PriceBook()
 """Shared, since it remembers the published prices that it has looked up."""
+
+OPEN_ERRORS = [
+    (errno.EACCES, "permission"),
+    (errno.EPERM, "permission"),
+    (errno.EIO, "io"),
+    (errno.ESTALE, "stale"),
+    (errno.ELOOP, "link"),
+    (errno.EMFILE, "other"),
+]
+"""What opening a transcript may fail with, and the reason it is counted by."""
 
 
 def dumps(value: Any) -> bytes:

@@ -10,7 +10,8 @@ from exporter.outputs.catalog import CATALOG
 from exporter.outputs.metric import Type
 from exporter.outputs.prometheus import Exposition
 from exporter.transcripts.files import ERROR_REASONS
-from exporter.transcripts.reader import MAX_DOCUMENT, MAX_LINE
+from exporter.transcripts.lines import MAX_LINE
+from exporter.transcripts.reader import MAX_DOCUMENT
 from exporter.transcripts.shapes import Reason
 from tests.real import RealSet
 from tests.support import home

@@ -18,7 +18,8 @@ from exporter.ledger.model import Turn
 from exporter.ledger.store import Ledger
 from exporter.transcripts import reader as reader_module
 from exporter.transcripts.files import open_regular
-from tests.support import BOOK, Home, gemini, header, home
+from exporter.transcripts.lines import Lines
+from tests.support import BOOK, OPEN_ERRORS, Home, gemini, header, home
 
 
 @pytest.fixture
@@ -125,14 +126,7 @@ def test_the_loop_waits_for_a_ledger_that_cannot_be_written(
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [
-        (errno.EACCES, "permission"),
-        (errno.EPERM, "permission"),
-        (errno.EIO, "io"),
-        (errno.ESTALE, "stale"),
-        (errno.ELOOP, "link"),
-        (errno.EMFILE, "other"),
-    ],
+    OPEN_ERRORS,
 )
 def test_one_files_error_does_not_stop_the_others_and_passes(
     scratch: Home, monkeypatch: pytest.MonkeyPatch, code: int, reason: str
@@ -160,14 +154,14 @@ def test_an_error_in_the_middle_of_a_file_loses_nothing(
     scratch: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch.write(*(gemini(f"g-{number}") for number in range(2, 100)))
-    lines = reader_module._Lines
+    lines = Lines
 
     class Failing(lines):  # type: ignore[misc,valid-type]
         def read(self, budget: int) -> int:
             super().read(200)
             raise OSError(errno.EIO, "half-way")
 
-    monkeypatch.setattr(reader_module, "_Lines", Failing)
+    monkeypatch.setattr(reader_module, "Lines", Failing)
     scratch.scan()
     assert scratch.stats.file_errors["io"] == 1
     monkeypatch.undo()

@@ -47,10 +47,6 @@ class TokenUsage(msgspec.Struct, frozen=True, gc=False, array_like=True):
     def __iter__(self) -> Iterator[int]:
         return iter((self.input, self.cached, self.output, self.thoughts, self.tool))
 
-    def at_least(self, other: TokenUsage) -> TokenUsage:
-        """Return, kind by kind, the larger count of the two."""
-        return TokenUsage(*(max(a, b) for a, b in zip(self, other, strict=True)))
-
 
 class Role(IntEnum):
     """Who a reply belongs to. An ECHO row only remembers a message id; it counts nothing."""

@@ -225,7 +225,7 @@ class Collector:
             self._batch.calls += answer.calls
             self._stats.skipped.update(answer.reasons)
             if answer.error is not None:
-                self._refuse(answer.key, OSError(*answer.error))
+                self._inventory.refuse(answer.key, OSError(*answer.error), self._now())
             elif answer.reading is not None:
                 self._take(answer.key, answer.reading)
                 return answer.reading.bytes
@@ -245,7 +245,7 @@ class Collector:
                 source, task.place, task.now, task.first_scan, self._batch, self._stats.skipped
             )
         except OSError as error:
-            self._refuse(key, error)
+            self._inventory.refuse(key, error, self._now())
             return unread
         self._take(key, reading)
         if reading.cursor is not None and reading.pending:
@@ -267,9 +267,6 @@ class Collector:
         else:
             self._batch.cursors[key] = reading.cursor
             self._inventory.learn(key, reading.project_hash)
-
-    def _refuse(self, key: Key, error: OSError) -> None:
-        self._inventory.refuse(key, error, self._now())
 
     def _commit(self) -> None:
         """Put the batch into the ledger; only then do the cursors move."""

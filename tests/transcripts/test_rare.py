@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.transcripts import lines, salvage
 from exporter.transcripts import reader as module
-from exporter.transcripts import salvage
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.reader import Reader
 from exporter.transcripts.records import parse_line
@@ -259,7 +259,7 @@ def test_a_text_of_a_megabyte_is_no_name(scratch: Home, field: str) -> None:
 def test_an_endless_line_lets_the_others_have_their_turn(
     stepwise: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_DROPPED", 100_000)
+    monkeypatch.setattr(lines, "_MAX_DROPPED", 100_000)
     monkeypatch.setattr(stepwise.collector._reader, "_max_line", 4096)
     stepwise.write(b"x" * 1_000_000 + b"\n", gemini("g-1"))
     stepwise.scan()

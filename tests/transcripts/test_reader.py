@@ -17,7 +17,7 @@ from exporter.ledger.model import Batch, FileCursor, Project
 from exporter.transcripts import reader as module
 from exporter.transcripts.conversation import Place
 from exporter.transcripts.reader import Reader, Reading, Source
-from tests.support import Clock, Home, dumps, gemini, header, home, user
+from tests.support import OPEN_ERRORS, Clock, Home, dumps, gemini, header, home, user
 
 TINY = {"buffer": 512, "max_line": 4096, "budget": 1 << 20}
 
@@ -570,14 +570,7 @@ def deny(monkeypatch: pytest.MonkeyPatch, path: Path, number: int) -> Callable[[
 
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [
-        (errno.EACCES, "permission"),
-        (errno.EPERM, "permission"),
-        (errno.EIO, "io"),
-        (errno.ESTALE, "stale"),
-        (errno.ELOOP, "link"),
-        (errno.EMFILE, "other"),
-    ],
+    OPEN_ERRORS,
 )
 def test_an_unreadable_file_waits_and_is_read_when_it_can_be(
     scratch: Home, monkeypatch: pytest.MonkeyPatch, number: int, reason: str
