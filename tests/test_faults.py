@@ -154,9 +154,8 @@ def test_an_error_in_the_middle_of_a_file_loses_nothing(
     scratch: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scratch.write(*(gemini(f"g-{number}") for number in range(2, 100)))
-    lines = Lines
 
-    class Failing(lines):  # type: ignore[misc,valid-type]
+    class Failing(Lines):
         def read(self, budget: int) -> int:
             super().read(200)
             raise OSError(errno.EIO, "half-way")
