@@ -23,7 +23,7 @@ PROGRAM: Final = "gemini-cli-exporter"
 
 log = logging.getLogger(__name__)
 
-_WIDTH: Final = 80
+_WRAP: Final = textwrap.TextWrapper(74, break_on_hyphens=False)
 
 _HELP: Final = """\
 usage: gemini-cli-exporter [serve | once] [options]
@@ -135,8 +135,10 @@ def _help(options: Sequence[Option], defaults: Mapping[str, Mapping[str, object]
     for option in options:
         default = defaults.get(option.group, {}).get(option.name, option.default)
         several = default if isinstance(default, list | tuple) else [default]
-        lines += [f"  {option.flag} {option.written.placeholder}"]
-        lines += [f"      {line}" for line in textwrap.wrap(option.written.help, _WIDTH - 6)]
+        lines += [f"  {option.synopsis}"]
+        lines += [f"      {line}" for line in _WRAP.wrap(option.written.help)]
+        if option.is_switch:
+            several = ["yes" if default else "no"]
         if default not in (None, ()):
             lines += [f"      Default: {', '.join(map(str, several))}"]
         lines += [f"      Environment: {option.variable}"]

@@ -9,22 +9,25 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from datetime import UTC, date, datetime
+from datetime import date
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo
 
 from . import __version__
+from .ledger.budgets import Budgets, Calendar, Period
 from .ledger.errors import LedgerError, LedgerUnavailableError
 from .ledger.pricing import PriceBook, PriceOverride, PriceTier
 from .ledger.stats import Stats
 from .ledger.store import Ledger
-from .outputs.prometheus import Exposition, negotiate
+from .outputs.prometheus import Exposition
 from .transcripts.collector import Collector, Progress
 from .transcripts.files import ERROR_REASONS
 from .transcripts.reader import spare_the_collector
 from .transcripts.shapes import Reason
 
 if TYPE_CHECKING:
-    from .settings import ModelPrice, PriceAbove, Settings
+    from .settings import ModelPrice, PriceAbove, Settings, Spendable
 
 logger = logging.getLogger(__name__)
 
@@ -46,13 +49,14 @@ def once(settings: Settings) -> int:
         collector = Collector(_roots(settings), ledger, stats, _now, progress=progress)
         with closing(collector):
             collector.scan()
-        exposition = Exposition(ledger, stats, _now, process=False).render()
+        exposition = Exposition(ledger, stats, _now, _budgets(settings), process=False).render()
     sys.stdout.buffer.write(exposition)
     return 0
 
 
 def serve(settings: Settings) -> int:
     """Follow the transcripts and answer scrapes until SIGTERM or SIGINT, then return 0."""
+    from .answers import Answers
     from .outputs.web import WebError, WebServer, bind
     from .settings import WatchMode
     from .transcripts.mounts import is_remote
@@ -70,21 +74,27 @@ def serve(settings: Settings) -> int:
     signal.signal(signal.SIGINT, leave)
     stats = _new_stats()
     roots = _roots(settings)
-    pages = _Pages(stats)
+    pages = Answers(stats, wake.set)
     with ExitStack() as parts:
         try:
             sockets = [parts.enter_context(bind(*at)) for at in settings.web.listen_address]
             server = WebServer(
-                pages, sockets, version=__version__, allowed_hosts=settings.web.allowed_host
+                pages,
+                sockets,
+                version=__version__,
+                metrics_path=settings.web.telemetry_path,
+                allowed_hosts=settings.web.allowed_host,
             )
             server.start()
         except WebError as error:
             raise ServiceError(str(error)) from None
         parts.callback(server.stop)
+        path = settings.web.telemetry_path
         for address in server.addresses:
-            logger.info("serving", extra={"fields": {"url": f"http://{address}/metrics"}})
+            logger.info("serving", extra={"fields": {"url": f"http://{address}{path}"}})
         ledger = parts.enter_context(_ledger(settings, server.addresses[0], stop))
-        pages.show(ledger)
+        created = settings.web.created_timestamps
+        pages.show(ledger, Exposition(ledger, stats, _now, _budgets(settings), created=created))
         mode = settings.watch.mode
         polled = {
             root
@@ -106,58 +116,8 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-class _Pages:
-    """What the web pages show of this exporter."""
-
-    def __init__(self, stats: Stats) -> None:
-        self._stats = stats
-        self._ledger: Ledger | None = None
-
-    def show(self, ledger: Ledger) -> None:
-        """Show this ledger, now that it could be opened."""
-        self._exposition = Exposition(ledger, self._stats, _now)
-        self._ledger = ledger
-
-    def metrics(self, accept: str) -> tuple[bytes, str] | None:
-        """Render the exposition; see `web.Pages`."""
-        if self._ledger is None or not self._ledger.complete:
-            return None
-        content_type = negotiate(accept)
-        return self._exposition.render(content_type), content_type
-
-    def not_ready(self) -> str | None:
-        """Say what is waited for; see `web.Pages`."""
-        if self._ledger is None:
-            return "the ledger cannot be opened yet"
-        if not self._ledger.complete:
-            return f"the first scan is running, {self._stats.pending_bytes:,} bytes to go"
-        if not self._stats.ledger_writable:
-            return f"the ledger cannot be written, {self._stats.pending_turns} turns are pending"
-        return None
-
-    def facts(self) -> list[tuple[str, str]]:
-        """Return the lines of the landing page; see `web.Pages`."""
-        if self._ledger is None:
-            return []
-        stats = self._stats
-        snapshot = self._ledger.snapshot()
-        last = max((activity.last_turn for activity in snapshot.activity.values()), default=0)
-        return [
-            ("Turns in the ledger", f"{snapshot.ledger_turns:,}"),
-            ("Last turn", _moment(last / 1000) if last else "none yet"),
-            ("Transcripts", f"{sum(stats.files.values()):,} in {', '.join(stats.files) or 'none'}"),
-            ("Changes noticed by", stats.watcher_mode),
-            ("Ledger", str(self._ledger.path)),
-            ("Running since", _moment(stats.started)),
-        ]
-
-
 def _now() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _roots(settings: Settings) -> list[str]:
@@ -184,7 +144,8 @@ def _ledger(
     try:
         while True:
             try:
-                ledger = Ledger(settings.ledger.path, book, _now, show, address)
+                hold = round(1000 * settings.web.zero_first_hold)
+                ledger = Ledger(settings.ledger.path, book, _now, show, address, hold)
                 break
             except LedgerUnavailableError as error:
                 if not waiting:
@@ -196,6 +157,22 @@ def _ledger(
             yield ledger
     except (LedgerError, LedgerUnavailableError) as error:
         raise ServiceError(str(error)) from None
+
+
+def _budgets(settings: Settings) -> Budgets:
+    from .values import LOCAL
+
+    name = settings.budget.timezone
+    return Budgets(
+        Calendar(None if name == LOCAL else ZoneInfo(name)),
+        _amounts(settings.budget),
+        {project: _amounts(budget) for project, budget in settings.budget.projects.items()},
+    )
+
+
+def _amounts(budget: Spendable) -> dict[Period, Decimal]:
+    amounts = {Period.DAY: budget.day, Period.WEEK: budget.week, Period.MONTH: budget.month}
+    return {period: usd for period, usd in amounts.items() if usd is not None}
 
 
 def _override(price: ModelPrice) -> PriceOverride:

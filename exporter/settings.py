@@ -7,6 +7,7 @@ environment variable (`GEMINI_CLI_EXPORTER_LOG_LEVEL`) and its YAML key (`log: {
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from enum import StrEnum
@@ -17,21 +18,30 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from .ledger.labels import ProjectLabel
 from .logs import Format, Level
 from .values import (
+    LOCAL,
     AbsolutePath,
     Address,
     AtLeastOne,
     Day,
     Duration,
     HostName,
+    LabelText,
     ListenAddress,
     Multiplier,
+    PagePath,
     Several,
+    Switch,
     Time,
+    TimeOrNever,
+    TimeZone,
     Usd,
 )
 
 PREFIX: Final = "GEMINI_CLI_EXPORTER_"
 """Of every environment variable that holds a setting."""
+
+SWITCH: Final = ""
+"""The placeholder of a setting that is on or off: its flag takes no value, `--no-...` is off."""
 
 
 class Written(NamedTuple):
@@ -130,6 +140,30 @@ class Web(_Group):
             ",",
         ),
     ] = ()
+    config_file: Annotated[
+        AbsolutePath | None,
+        Field(alias="config.file"),
+        Written(
+            "FILE", "TLS, basic auth and headers, in the format of the Prometheus exporter-toolkit."
+        ),
+    ] = None
+    telemetry_path: Annotated[PagePath, Written("PATH", "Where the metrics are.")] = "/metrics"
+    zero_first_hold: Annotated[
+        TimeOrNever,
+        Written(
+            "TIME",
+            "How long scrapers see 0 for a series that is new, so that its first value is an"
+            " increase to them; 1.5 times the scrape interval or more. 0s switches it off.",
+        ),
+    ] = Duration(90)
+    created_timestamps: Annotated[
+        Switch,
+        Written(
+            SWITCH,
+            "Add _created to OpenMetrics; only for a Prometheus that runs with"
+            " created-timestamp-zero-ingestion.",
+        ),
+    ] = False
 
 
 class Labels(_Group):
@@ -139,6 +173,35 @@ class Labels(_Group):
         ProjectLabel,
         Written("|".join(ProjectLabel), "The label project: short name, whole path, or nothing."),
     ] = ProjectLabel.SLUG
+    owner: Annotated[
+        Switch,
+        Written(
+            SWITCH,
+            "Add the label owner: the folder that holds the transcripts' root, as in"
+            " /home/OWNER/.gemini.",
+        ),
+    ] = False
+    projects: Mapping[str, LabelText] = Field(default_factory=dict)
+    """Label by short name or path of a project: two with one label are counted together."""
+
+
+class Spendable(_Group):
+    """What may be spent, in USD; None is without limit."""
+
+    day: Annotated[Usd | None, Written("USD", "What may be spent in a day.")] = None
+    week: Annotated[Usd | None, Written("USD", "What may be spent in a week, from Monday.")] = None
+    month: Annotated[Usd | None, Written("USD", "What may be spent in a month.")] = None
+
+
+class Budget(Spendable):
+    """What may be spent in all and by each project, and when a day begins."""
+
+    timezone: Annotated[
+        TimeZone,
+        Written("ZONE", "Where days begin, as in Europe/Berlin; local is this machine's zone."),
+    ] = LOCAL
+    projects: Mapping[str, Spendable] = Field(default_factory=dict)
+    """Budgets by the value of the label project."""
 
 
 class Log(_Group):
@@ -210,6 +273,7 @@ class Settings(BaseModel):
     ledger: Ledger
     web: Web = Web()
     labels: Labels = Labels()
+    budget: Budget = Budget()
     log: Log = Log()
     pricing: Pricing = Pricing()
 
@@ -230,7 +294,19 @@ class Option(NamedTuple):
     @property
     def variable(self) -> str:
         """The environment variable, as in `GEMINI_CLI_EXPORTER_WEB_LISTEN_ADDRESS`."""
-        return f"{PREFIX}{self.group}_{self.name}".replace("-", "_").upper()
+        return re.sub("[-.]", "_", f"{PREFIX}{self.group}_{self.name}").upper()
+
+    @property
+    def synopsis(self) -> str:
+        """How it is written on the command line."""
+        if self.is_switch:
+            return f"--[no-]{self.group}.{self.name}"
+        return f"{self.flag} {self.written.placeholder}"
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag takes no value."""
+        return self.written.placeholder == SWITCH
 
 
 def _options() -> Iterator[Option]:

@@ -102,7 +102,9 @@ class _Parser(argparse.ArgumentParser):
 def _read_flags(argv: Sequence[str]) -> tuple[Command, _Layer]:
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for option in OPTIONS:
-        action = "append" if option.written.separator else "store"
+        action: Any = "append" if option.written.separator else "store"
+        if option.is_switch:
+            action = argparse.BooleanOptionalAction
         parser.add_argument(option.flag, action=action, dest=option.variable)
     # Words are left over instead of declared, so that they may stand before or after the options.
     given, words = parser.parse_known_args(argv)

@@ -13,20 +13,32 @@ from decimal import Decimal
 from ipaddress import IPv6Address
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
+
+from .ledger.labels import MAX_LENGTH, clean_label
 
 _DURATION: Final = re.compile(
     r"(?:(\d{1,4})h)?(?:(\d{1,6})m(?!s))?(?:(\d{1,8})s)?(?:(\d{1,11})ms)?"
 )
 _HOST_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_PAGE_PATH: Final = re.compile("(/[A-Za-z0-9._~-]+)+")
 _YEAR: Final = 366 * 86_400.0
+
+LOCAL: Final = "local"
+"""The time zone of this machine, where one is asked for by name."""
 
 _T = TypeVar("_T")
 
 
 class Duration(float):
     """Seconds, more than zero and at most a year, written as `90s`, `1h30m` or `250ms`."""
+
+    @classmethod
+    def parse_or_zero(cls, value: object) -> Duration:
+        """Return the duration that was written, which may also be none at all, as in `0s`."""
+        return cls(0) if str(value).strip() in ("0", "0s") else cls.parse(value)
 
     @classmethod
     def parse(cls, value: object) -> Duration:
@@ -100,6 +112,33 @@ def _host_name(text: str) -> str:
     return text
 
 
+def _page_path(text: str) -> str:
+    if not _PAGE_PATH.fullmatch(text) or text.startswith("/-/"):
+        raise ValueError(
+            f"{text!r} is not a path such as /metrics, of letters, digits and ._~-;"
+            " / and /-/ are taken"
+        )
+    return text
+
+
+def _time_zone(text: str) -> str:
+    try:
+        # Paths out of the zones' folder are a ValueError, folders in it an OSError.
+        if text != LOCAL:
+            ZoneInfo(text)
+    except (KeyError, ValueError, OSError):
+        raise ValueError(f"{text!r} is not a time zone, as in Europe/Berlin or UTC") from None
+    return text
+
+
+def _label(text: str) -> str:
+    if clean_label(text) != text:
+        raise ValueError(
+            f"{text!r} is not a label: 1 to {MAX_LENGTH} characters on one line, no blank ends"
+        )
+    return text
+
+
 def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -133,6 +172,12 @@ Time = Annotated[Duration, PlainValidator(Duration.parse), _Text]
 Address = Annotated[ListenAddress, PlainValidator(ListenAddress.parse), _Text]
 HostName = Annotated[str, AfterValidator(_host_name)]
 Day = Annotated[date, PlainValidator(_day), _Text]
+TimeOrNever = Annotated[Duration, PlainValidator(Duration.parse_or_zero), _Text]
+TimeZone = Annotated[str, AfterValidator(_time_zone)]
+PagePath = Annotated[str, AfterValidator(_page_path)]
+LabelText = Annotated[str, AfterValidator(_label)]
+Switch = bool
+"""On or off; written as yes or no, true or false, on or off, 1 or 0 where it has a value."""
 Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, decimal_places=6, allow_inf_nan=False)]
 Multiplier = Annotated[Decimal, Field(ge=0, le=1000, allow_inf_nan=False)]
 

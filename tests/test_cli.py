@@ -240,7 +240,7 @@ def test_help_fits_a_terminal_of_80_columns(help_text: str) -> None:
 
 def test_help_shows_each_option_with_its_default_and_its_variable(help_text: str) -> None:
     for option in OPTIONS:
-        _, found, rest = help_text.partition(f"\n  {option.flag} {option.written.placeholder}\n")
+        _, found, rest = help_text.partition(f"\n  {option.synopsis}\n")
         assert found
         block = re.split(r"\n  (?=\S)", rest)[0]
         assert f"Environment: {option.variable}" in block

@@ -23,9 +23,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import pytest
 
+from exporter.answers import Answers
 from exporter.demo import Plan, Truth, write_home
+from exporter.outputs.prometheus import Exposition
 from exporter.outputs.web import WebServer, bind
-from exporter.service import _Pages
 from exporter.transcripts.reader import Reader, Reading
 from tests.program import PATIENCE, Metrics, Program
 from tests.real import Expected, RealSet, ToolCount, Usage
@@ -303,12 +304,13 @@ def test_a_half_read_history_is_never_shown(real_sets: dict[str, RealSet], tmp_p
     real = real_sets[PROJECTS]
     reader = AskingReader()
     with home(tmp_path, real.gemini, reader) as scratch:
-        pages = _Pages(scratch.stats)
+        pages = Answers(scratch.stats, lambda: None)
         server = WebServer(pages, [bind("127.0.0.1", 0)], version="1")
         server.start()
         reader.url = f"http://{server.addresses[0]}"
         assert reader.ask()[1] == (503, "not ready: the ledger cannot be opened yet\n")
-        pages.show(scratch.ledger)
+        exposition = Exposition(scratch.ledger, scratch.stats, scratch.clock)
+        pages.show(scratch.ledger, exposition)
         scratch.scan()
         metrics, ready = reader.ask()
         server.stop()

@@ -29,7 +29,16 @@ def test_every_option_has_a_flag_a_variable_and_a_help_text() -> None:
         "--ledger.path": f"{PREFIX}LEDGER_PATH",
         "--web.listen-address": f"{PREFIX}WEB_LISTEN_ADDRESS",
         "--web.allowed-host": f"{PREFIX}WEB_ALLOWED_HOST",
+        "--web.config.file": f"{PREFIX}WEB_CONFIG_FILE",
+        "--web.telemetry-path": f"{PREFIX}WEB_TELEMETRY_PATH",
+        "--web.zero-first-hold": f"{PREFIX}WEB_ZERO_FIRST_HOLD",
+        "--web.created-timestamps": f"{PREFIX}WEB_CREATED_TIMESTAMPS",
         "--labels.project": f"{PREFIX}LABELS_PROJECT",
+        "--labels.owner": f"{PREFIX}LABELS_OWNER",
+        "--budget.day": f"{PREFIX}BUDGET_DAY",
+        "--budget.week": f"{PREFIX}BUDGET_WEEK",
+        "--budget.month": f"{PREFIX}BUDGET_MONTH",
+        "--budget.timezone": f"{PREFIX}BUDGET_TIMEZONE",
         "--log.level": f"{PREFIX}LOG_LEVEL",
         "--log.format": f"{PREFIX}LOG_FORMAT",
     }
@@ -44,7 +53,10 @@ def test_without_any_setting_the_defaults_hold(user_home: Path) -> None:
     assert found.ledger.path == user_home / ".local/state/gemini-cli-exporter/ledger.db"
     assert found.web.listen_address == (ListenAddress("127.0.0.1", 9742),)
     assert found.web.allowed_host == ()
+    assert found.web.zero_first_hold == 90.0
+    assert not found.web.created_timestamps
     assert found.labels.project is ProjectLabel.SLUG
+    assert (found.budget.day, found.budget.timezone) == (None, "local")
     assert (found.log.level, found.log.format) == ("info", "logfmt")
     assert found.pricing.multiplier == 1
     assert found.pricing.models == {}
@@ -151,7 +163,12 @@ def test_the_description_is_flat_and_written_as_it_is_read(write_config: WriteCo
         "watch.mode": "auto",
         "web.listen-address": ["[::1]:1"],
         "web.allowed-host": [],
+        "web.telemetry-path": "/metrics",
+        "web.zero-first-hold": "1m30s",
+        "web.created-timestamps": False,
         "labels.project": "slug",
+        "labels.owner": False,
+        "budget.timezone": "local",
         "log.level": "info",
         "log.format": "logfmt",
         "pricing.multiplier": "1",

@@ -10,17 +10,17 @@ from typing import Any, Final
 from .model import Role, Status, TokenUsage, ToolCall, Turn
 from .names import Names
 from .pricing import PriceBook
+from .series import NEVER, SeriesKey
 from .totals import Sums, bucket_of
 
 _DAY_MS: Final = 86_400_000
-_NEVER: Final = 1 << 62
 _VARIABLES: Final = 500
 """Values that one query looks for at a time."""
 
 _FAILURES: Final = (Status.ERROR, Status.CANCELLED)
 
-SeriesKey = tuple[str, int, int, int]
-"""Family of series that are born together, and the ids of project, model and tool (0: none)."""
+Spending = tuple[int, int, int, TokenUsage]
+"""Event time in milliseconds, ids of project and rate, and the tokens of one turn."""
 
 Place = tuple[int, int, int]
 """Ids of the project, model and rate that a turn is counted under; rate 0 is unpriced."""
@@ -33,7 +33,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.turns = self.input = self.cached = self.output = self.thoughts = self.tool = 0
-        self.first, self.last = _NEVER, 0
+        self.first, self.last = NEVER, 0
 
     def add(self, usage: TokenUsage, turns: int = 1) -> None:
         self.turns += turns
@@ -54,8 +54,13 @@ class Counting:
     are written together, which is several times faster than one by one.
     """
 
-    def __init__(self, db: sqlite3.Connection, names: Names, book: PriceBook) -> None:
+    def __init__(
+        self, db: sqlite3.Connection, names: Names, book: PriceBook, recent_from: int
+    ) -> None:
+        """`recent_from` is the time from which spending is noted turn by turn."""
         self.sums = Sums()
+        self.recent: list[Spending] = []
+        """What turns cost since `recent_from`; negative where a cost is taken back."""
         self.active: dict[int, tuple[int, int]] = {}
         """Project and time of the last turn, by session, of this transaction's turns."""
         self.new_sessions: list[int] = []
@@ -69,6 +74,7 @@ class Counting:
         self._db = db
         self._names = names
         self._book = book
+        self._recent_from = recent_from
         self._prompts: Counter[tuple[int, int]] = Counter()
         self._tools: dict[tuple[int, int, int], list[int]] = {}
         self._turns: dict[bytes, list[Any]] = {}
@@ -115,6 +121,7 @@ class Counting:
                 taken = TokenUsage(*(-count for count in usage))
                 self.sums.add_usage((project, model, 0), taken, -1)
                 self.sums.add_usage((project, model, rate), usage, 1)
+                self._spend(time, project, rate, usage)
                 self._bear("cost", time, project, model)
         for model, name in self._db.execute("SELECT id, label FROM model").fetchall():
             self._show_price(model, name, now)
@@ -152,6 +159,7 @@ class Counting:
         else:
             self._prompts[model, bucket_of(usage.prompt)] += 1
         self._turns[turn.id] = [turn.id, session, project, model, time, *usage, rate, turn.role]
+        self._spend(time, project, rate, usage)
         tally = self._tally((project, model, rate), main)
         tally.add(usage)
         tally.first = min(tally.first, time)
@@ -172,7 +180,7 @@ class Counting:
             if stored is None:
                 return None
             row = list(stored)
-        _, _, project, model, _, *counts, rate, role = row
+        _, _, project, model, time, *counts, rate, role = row
         if role == Role.ECHO:
             return None
         row[5:] = [0, 0, 0, 0, 0, 0, Role.ECHO]
@@ -180,6 +188,7 @@ class Counting:
             self._db.execute("REPLACE INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         place, usage = (project, model, rate), TokenUsage(*counts)
         self._tally(place, role == Role.MAIN).add(usage, -1)
+        self._spend(time, project, rate, TokenUsage(*(-count for count in counts)))
         return usage, place, fresh
 
     def _call(self, call: ToolCall, stored: dict[tuple[bytes, int], list[int]]) -> None:
@@ -196,7 +205,7 @@ class Counting:
         row[3] = call.status
         self._calls[key] = row
         project, model, tool, status = row
-        tally = self._tools.setdefault((project, model, tool), [0, 0, 0, _NEVER])
+        tally = self._tools.setdefault((project, model, tool), [0, 0, 0, NEVER])
         tally[0] += new
         tally[1] += status == Status.ERROR
         tally[2] += status == Status.CANCELLED
@@ -223,13 +232,15 @@ class Counting:
             self.sums.add_usage((project, model, rate), usage, tally.turns)
             if not rate:
                 self.sums.add_unpriced((project, model), usage.total)
-            if tally.first == _NEVER:
+            if tally.first == NEVER:
                 continue  # only an echo was taken away here
             self._bear("usage", tally.first, project, model)
             self._bear("prompt", tally.first, 0, model)
             if main:
                 self._bear("sessions", tally.first, project)
-            if rate:
+            if not rate:
+                self._bear("unpriced", tally.first, project, model)
+            else:
                 self._bear("cost", tally.first, project, model)
                 self._show_price(model, self._names.model_label(model), tally.last)
             self.last_turns[project] = max(tally.last, self.last_turns.get(project, 0))
@@ -241,6 +252,12 @@ class Counting:
             tally = self._tallies[key] = _Tally()
         return tally
 
+    def _spend(self, time: int, project: int, rate: int, usage: TokenUsage) -> None:
+        if rate:
+            self.sums.add_spend(time, project, rate, usage)
+            if time > self._recent_from:
+                self.recent.append((time, project, rate, usage))
+
     def _show_price(self, model: int, name: str, time: int) -> None:
         day = time // _DAY_MS
         if day > self.prices.get(model, (-1, 0))[0]:
@@ -250,5 +267,5 @@ class Counting:
 
     def _bear(self, family: str, time: int, project: int, model: int = 0, tool: int = 0) -> None:
         key = (family, project, model, tool)
-        if time < self.born.get(key, _NEVER):
+        if time < self.born.get(key, NEVER):
             self.born[key] = time

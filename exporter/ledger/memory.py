@@ -5,13 +5,19 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections import Counter
+from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
-from .counting import Counting, SeriesKey
+from .budgets import Period, Span
+from .counting import Counting
+from .series import NEVER, Birth, Births
+from .spend import Spend
 from .totals import (
     Activity,
     Naming,
+    SeriesName,
     Snapshot,
+    Spending,
     Sums,
     pair_totals,
     prompt_sizes,
@@ -54,21 +60,20 @@ class Memory:
         self.prices: dict[int, tuple[int, int]] = {
             model: (day, rate) for model, day, rate in db.execute("SELECT * FROM price")
         }
-        self.born: dict[SeriesKey, int] = {
-            (family, project, model, tool): born
-            for family, project, model, tool, born in db.execute("SELECT * FROM series")
-        }
+        self._spend = Spend(db, naming.rate, now, max(self._last_turns.values(), default=0))
+        rows = db.execute("SELECT family, project, model, tool, born, shown FROM series")
+        births = (Birth((*key,), born, bool(shown)) for *key, born, shown in rows)
+        self.births = Births(births, naming)
 
-    def absorb(
-        self, counting: Counting, born: dict[SeriesKey, int], naming: Naming, now: int
-    ) -> None:
+    def absorb(self, counting: Counting, births: Iterable[Birth], naming: Naming, now: int) -> None:
         """Take over what a committed transaction has changed."""
         with self._mutex:
             self.generation += 1
             self._naming = naming
             self._sums.merge(counting.sums)
+            self._spend.absorb(counting.sums.spend, counting.recent, naming.rate, now)
+            self.births.absorb(births, naming)
             self._sessions.update(counting.new_sessions)
-            self.born.update(born)
             for session, (project, time) in counting.active.items():
                 self._recent[session] = (project, time)
             for project, time in counting.last_turns.items():
@@ -90,6 +95,7 @@ class Memory:
             sessions = Counter(self._sessions)
             recent = list(self._recent.values())
             prices = dict(self.prices)
+            held = frozenset(self.births.held)
         turns_of: dict[int, list[int]] = {}
         for project, time in recent:
             turns_of.setdefault(project, []).append(time)
@@ -111,4 +117,36 @@ class Memory:
             {names.model[model]: names.rate[rate] for model, (_, rate) in prices.items()},
             unpriced_turns(sums, names),
             sum(row[0] for row in sums.usage.values()),
+            held,
         )
+
+    def delivered(self, names: Container[SeriesName], now: int) -> bool:
+        """Note that these series were delivered as 0; return whether a hold began with that."""
+        with self._mutex:
+            begun = [
+                name for name, since in self.births.held.items() if since == NEVER and name in names
+            ]
+            self.births.held.update(dict.fromkeys(begun, now))
+        return bool(begun)
+
+    def starts(self) -> dict[SeriesName, int]:
+        """Return the time of the first turn of each series."""
+        with self._mutex:
+            return dict(self.births.starts)
+
+    def spending(self, spans: Mapping[Period, Span], now: int) -> Spending:
+        """Return what was spent in the periods and in the hour before `now`."""
+        with self._mutex:
+            names = self._naming.project
+            periods = self._spend.in_periods(spans)
+            last_hour = self._spend.in_last_hour(now)
+            lately = min(span.start for span in spans.values())
+            active = [key for key, last in self._last_turns.items() if last >= lately]
+        by_period: Counter[tuple[Period, str]] = Counter()
+        by_hour: Counter[str] = Counter()
+        for project in active:
+            label = names[project]
+            by_hour[label] += last_hour.get(project, 0)
+            for period in spans:
+                by_period[period, label] += periods.get((period, project), 0)
+        return Spending(by_period, by_hour)

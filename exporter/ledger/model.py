@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from hashlib import blake2b
 from typing import Final
@@ -126,6 +126,10 @@ class Rate(msgspec.Struct, frozen=True, cache_hash=True):
         """Return the pico-USD per token of each kind, in the order of `KINDS`."""
         return (self.input, self.cached, self.output, self.output, self.input)
 
+    def cost(self, tokens: Iterable[int]) -> int:
+        """Return what tokens by kind cost at this rate, in pico-USD."""
+        return sum(map(int.__mul__, tokens, self.by_kind()))
+
 
 _UUID = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-e][0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
@@ -169,12 +173,16 @@ class FileCursor(msgspec.Struct, gc=False, array_like=True):
 
 
 class Batch(msgspec.Struct):
-    """What one transaction of the ledger takes: turns and calls with the cursors behind them."""
+    """What one transaction of the ledger takes: turns and calls with the cursors behind them.
+
+    A batch is `history` if it comes from a root that has never been read completely before.
+    """
 
     turns: list[Turn] = []
     calls: list[ToolCall] = []
     cursors: dict[tuple[str, str], FileCursor] = {}
     gone: list[tuple[str, str]] = []
+    history: bool = False
 
     def __len__(self) -> int:
         return len(self.turns) + len(self.calls) + len(self.cursors) + len(self.gone)

@@ -7,16 +7,18 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
+from .budgets import SLOT_MS
 from .errors import DamagedLedgerError, LedgerError, LedgerUnavailableError
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 _TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE root (id INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, scanned INTEGER);
 CREATE TABLE project (
     id INTEGER PRIMARY KEY, slug TEXT NOT NULL, path TEXT NOT NULL, label TEXT NOT NULL,
-    last_turn INTEGER NOT NULL DEFAULT 0, UNIQUE (slug, path));
+    last_turn INTEGER NOT NULL DEFAULT 0, owner TEXT NOT NULL DEFAULT '',
+    UNIQUE (slug, path, owner));
 CREATE TABLE model (id INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE);
 CREATE TABLE tool (id INTEGER PRIMARY KEY, label TEXT NOT NULL UNIQUE);
 CREATE TABLE session (
@@ -53,12 +55,42 @@ CREATE TABLE file (
     context BLOB NOT NULL, PRIMARY KEY (root, path)) WITHOUT ROWID;
 CREATE TABLE series (
     family TEXT, project INTEGER, model INTEGER, tool INTEGER, born INTEGER NOT NULL,
-    PRIMARY KEY (family, project, model, tool)) WITHOUT ROWID;
+    shown INTEGER NOT NULL, PRIMARY KEY (family, project, model, tool)) WITHOUT ROWID;
+CREATE TABLE spend_total (
+    slot INTEGER, project INTEGER, rate INTEGER, input INTEGER NOT NULL, cached INTEGER NOT NULL,
+    output INTEGER NOT NULL, thoughts INTEGER NOT NULL, tool INTEGER NOT NULL,
+    PRIMARY KEY (slot, project, rate)) WITHOUT ROWID;
 """
 
 _TABLE_NAMES: Final = frozenset(
     line.split()[2] for line in _TABLES.splitlines() if line.startswith("CREATE TABLE")
 )
+
+_MIGRATIONS: Final = {
+    1: f"""
+CREATE TABLE new_project (
+    id INTEGER PRIMARY KEY, slug TEXT NOT NULL, path TEXT NOT NULL, label TEXT NOT NULL,
+    last_turn INTEGER NOT NULL DEFAULT 0, owner TEXT NOT NULL DEFAULT '',
+    UNIQUE (slug, path, owner));
+INSERT INTO new_project SELECT id, slug, path, label, last_turn, '' FROM project;
+DROP TABLE project;
+ALTER TABLE new_project RENAME TO project;
+ALTER TABLE series ADD COLUMN shown INTEGER NOT NULL DEFAULT 1;
+CREATE TABLE spend_total (
+    slot INTEGER, project INTEGER, rate INTEGER, input INTEGER NOT NULL, cached INTEGER NOT NULL,
+    output INTEGER NOT NULL, thoughts INTEGER NOT NULL, tool INTEGER NOT NULL,
+    PRIMARY KEY (slot, project, rate)) WITHOUT ROWID;
+INSERT INTO spend_total
+    SELECT time / {SLOT_MS} AS slot, project, rate, sum(input), sum(cached), sum(output),
+        sum(thoughts), sum(tool)
+    FROM turn WHERE rate != 0 GROUP BY slot, project, rate;
+INSERT OR IGNORE INTO series
+    SELECT 'unpriced', s.project, s.model, 0, s.born, 1
+    FROM series s JOIN unpriced_total u ON u.project = s.project AND u.model = s.model
+    WHERE s.family = 'usage';
+""",
+}
+"""What makes each schema the next one."""
 
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
@@ -122,12 +154,20 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
             f"the ledger {path} was written by a newer release (schema {version}, this one knows "
             f"{VERSION}); upgrade gemini-cli-exporter or choose another --ledger.path"
         )
-    found = {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    found = _tables(db)
     if version == 0 and not found:
         db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
         return
     verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if verdict != "ok":
         raise _damaged(path, verdict)
+    while version in _MIGRATIONS:
+        steps, version = _MIGRATIONS[version], version + 1
+        db.executescript(f"BEGIN IMMEDIATE; {steps} PRAGMA user_version = {version}; COMMIT;")
+        found = _tables(db)
     if missing := sorted(_TABLE_NAMES - found):
         raise _damaged(path, f"no table {missing[0]}")
+
+
+def _tables(db: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}

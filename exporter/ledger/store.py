@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
 
-from .counting import Counting, SeriesKey
+from .budgets import Period, Span
+from .counting import Counting
+from .cursors import store_cursors, stored_cursors
 from .labels import ProjectLabel
 from .lock import LedgerLock
 from .memory import Memory
@@ -18,7 +20,10 @@ from .names import Names
 from .pricing import PriceBook
 from .recovery import copy_of, make_copy, open_ledger
 from .schema import translate, unusable
-from .totals import Snapshot
+from .series import NEVER, Birth
+from .spend import HOUR_MS
+from .totals import SeriesName, Snapshot, Spending
+from .writing import write_sums
 
 _COPY_MS: Final = 86_400_000
 _COPY_RETRY_MS: Final = 3_600_000
@@ -40,8 +45,12 @@ class Ledger:
         clock: Callable[[], int],
         show: ProjectLabel = ProjectLabel.SLUG,
         address: str = "",
+        hold: int = 90_000,
     ) -> None:
         """Open or create the ledger; a damaged one is replaced by its copy.
+
+        `hold` is for how many milliseconds a series that is born live is shown to scrapers as 0; 0
+        is never.
 
         Raises LedgerError if it is in use, too new or cannot be made, and LedgerUnavailableError if
         that may pass.
@@ -50,7 +59,14 @@ class Ledger:
         self._book = book
         self._clock = clock
         self._names: Names
+        self._memory: Memory
+        self._hold = hold
         self._copy_due = 0
+        self._scraped = 0
+        """When a scraper asked for the first time; 0 is never."""
+        self._answered = self._answer_stored = False
+        self._catching_up_from = 0
+        """End of the run before, until all that was written meanwhile has been read; else 0."""
         self._copied = -1
         """Generation of the last copy; -1 is one from before the start."""
         try:
@@ -109,13 +125,7 @@ class Ledger:
 
     def cursors(self) -> list[FileCursor]:
         """Return the cursor of every known transcript."""
-        rows = self._db.execute(
-            "SELECT r.path, f.path, device, inode, size, mtime, offset, fingerprint, context"
-            " FROM file f JOIN root r ON r.id = f.root"
-        )
-        return [
-            FileCursor(os.fsdecode(root), os.fsdecode(path), *rest) for root, path, *rest in rows
-        ]
+        return stored_cursors(self._db)
 
     def scanned_roots(self) -> set[str]:
         """Return the roots that a complete scan has covered before."""
@@ -131,20 +141,15 @@ class Ledger:
 
         def work(counting: Counting) -> list[Turn]:
             new = counting.count(batch.turns, batch.calls, self._all_new)
-            for root, path in batch.gone:
-                key = (self._names.root(root), os.fsencode(path))
-                self._db.execute("DELETE FROM file WHERE root = ? AND path = ?", key)
-            self._db.executemany(
-                "INSERT OR REPLACE INTO file VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [self._cursor_row(cursor) for cursor in batch.cursors.values()],
-            )
+            store_cursors(self._db, self._names, batch)
             return new
 
+        live_from = self._live_from(batch.history)
         try:
-            return self._transaction(work)
+            return self._transaction(work, live_from)
         except sqlite3.IntegrityError:
             self._all_new = False
-            return self._transaction(work)
+            return self._transaction(work, live_from)
 
     def finish_scan(self, roots: list[str]) -> None:
         """Note that every transcript below these roots has been read; raises like `record`."""
@@ -177,9 +182,47 @@ class Ledger:
         """Return the totals of this moment by label."""
         return self._memory.snapshot()
 
+    def starts(self) -> dict[SeriesName, int]:
+        """Return the time of the first turn of each series; it never changes."""
+        return self._memory.starts()
+
+    def spending(self, spans: Mapping[Period, Span]) -> Spending:
+        """Return what was spent in these periods and in the last hour, by event time."""
+        return self._memory.spending(spans, self._clock())
+
+    def asked(self) -> None:
+        """Note that a scraper is asking: what is born from now on would be missed by it."""
+        self._scraped = self._scraped or self._clock()
+
+    def delivered(self, zeros: Container[SeriesName]) -> bool:
+        """Note that a scraper has its answer, and which series were 0 in it.
+
+        Returns whether `tend` is due earlier than before. Any thread may call this and `asked`.
+        """
+        first = not self._answered
+        self._answered = True
+        return self._memory.delivered(zeros, self._clock()) or first
+
+    def tend(self) -> int | None:
+        """Store what deliveries have changed; return when to come back, None if nobody waits.
+
+        Series that have been shown as 0 for long enough are marked as shown here, before any answer
+        holds their value. Raises like `record`; the time is in milliseconds since the epoch.
+        """
+        self._catching_up_from = 0
+        births = self._memory.births
+        due = births.due(self._clock(), self._hold)
+        if due or (self._answered and not self._answer_stored):
+            self._transaction(lambda _: self._set_meta("scraped", self._scraped), released=due)
+            self._answer_stored = True
+        return births.next_due(self._hold)
+
     def _load(self, show: ProjectLabel, replaced: bool) -> None:
         if self._meta("created") is None:
             self._create(show)
+        self._names = Names(self._db, show)
+        if self._meta("labels") != show:
+            self._relabel(show)
         if replaced:
             self._db.execute("BEGIN IMMEDIATE")
             self._set_meta("created", self._clock())
@@ -194,10 +237,10 @@ class Ledger:
         made = copy.stat().st_mtime_ns // 10**6 if copy.exists() else None
         # A new ledger has all its transcripts: its first copy can wait until the scan is over.
         self._copy_due = made + _COPY_MS if made is not None else self._created + _COPY_RETRY_MS
-        self._names = Names(self._db, show)
+        self._scraped = int(self._meta("scraped") or 0)
+        self._answered = self._answer_stored = bool(self._scraped)
+        self._catching_up_from = int(self._meta("last_run") or 0)
         self._memory = Memory(self._db, self._names.naming(), self._clock())
-        if self._meta("labels") != show:
-            self._transaction(lambda _: self._relabel(show))
         if self._meta("prices") != self._book.fingerprint:
             self._transaction(self._reprice)
 
@@ -210,21 +253,44 @@ class Ledger:
         self._db.execute("COMMIT")
 
     def _relabel(self, show: ProjectLabel) -> None:
+        """Let every series appear under its other labels at once: it is history, not spending."""
+        self._db.execute("BEGIN IMMEDIATE")
         self._names.relabel(show)
+        self._db.execute("UPDATE series SET shown = 1")
         self._set_meta("labels", show)
+        self._db.execute("COMMIT")
 
     def _reprice(self, counting: Counting) -> None:
         counting.reprice(self._clock())
         self._set_meta("prices", self._book.fingerprint)
 
-    def _transaction(self, work: Callable[[Counting], _Result]) -> _Result:
+    def _live_from(self, history: bool) -> int:
+        """Return the event time from which a turn is spending that scrapers must see happen.
+
+        That is within the last hour, or since the run before while that is being caught up.
+        """
+        if history or not (self._complete and self._scraped and self._hold):
+            return NEVER
+        since = self._clock() - HOUR_MS
+        if self._catching_up_from:
+            since = min(since, self._catching_up_from)
+        return max(since, self._created)
+
+    def _transaction(
+        self,
+        work: Callable[[Counting], _Result],
+        live_from: int = NEVER,
+        released: Container[SeriesName] = (),
+    ) -> _Result:
         """Run work inside one transaction; memory follows only after it has been committed."""
-        counting = Counting(self._db, self._names, self._book)
+        now = self._clock()
+        counting = Counting(self._db, self._names, self._book, now - HOUR_MS)
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 result = work(counting)
-                born = self._save(counting)
+                births = self._save(counting, live_from, released)
+                self._set_meta("last_run", now)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -235,50 +301,23 @@ class Ledger:
             raise
         except sqlite3.Error as error:
             raise translate(error, self.path) from None
-        self._memory.absorb(counting, born, self._names.naming(), self._clock())
+        self._memory.absorb(counting, births, self._names.naming(), now)
         return result
 
-    def _save(self, counting: Counting) -> dict[SeriesKey, int]:
-        """Write the transaction's sums; return the series whose birth is new or corrected."""
-        db = self._db
-        for name, table in counting.sums.tables():
-            db.executemany(_UPSERTS[name], [(*key, *row) for key, row in table.items()])
-        db.executemany(
-            "UPDATE session SET last_turn = max(last_turn, ?) WHERE id = ?",
-            [(time, session) for session, (_, time) in counting.active.items()],
+    def _save(
+        self, counting: Counting, live_from: int, released: Container[SeriesName]
+    ) -> list[Birth]:
+        """Write the transaction's sums; return the series that are born, corrected or released."""
+        naming = self._names.naming()
+        write_sums(self._db, counting, self._memory.prices)
+        known = self._memory.births
+        births = known.plan(counting.born, naming, live_from, self._complete)
+        births += known.releases(released, naming) if released else []
+        self._db.executemany(
+            "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?, ?)",
+            [(*key, born, shown) for key, born, shown in births],
         )
-        db.executemany(
-            "UPDATE project SET last_turn = max(last_turn, ?) WHERE id = ?",
-            [(time, project) for project, time in counting.last_turns.items()],
-        )
-        for model, (day, rate) in counting.prices.items():
-            if day >= self._memory.prices.get(model, (0, 0))[0]:
-                db.execute("INSERT OR REPLACE INTO price VALUES (?, ?, ?)", (model, day, rate))
-        known = self._memory.born
-        # A start timestamp never changes once anybody may have seen it.
-        born = {
-            key: time
-            for key, time in counting.born.items()
-            if key not in known or (not self._complete and time < known[key])
-        }
-        db.executemany(
-            "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?)",
-            [(*key, time) for key, time in born.items()],
-        )
-        return born
-
-    def _cursor_row(self, cursor: FileCursor) -> tuple[object, ...]:
-        return (
-            self._names.root(cursor.root),
-            os.fsencode(cursor.path),
-            cursor.device,
-            cursor.inode,
-            cursor.size,
-            cursor.mtime,
-            cursor.offset,
-            cursor.fingerprint,
-            cursor.context,
-        )
+        return births
 
     def _meta(self, key: str) -> Any:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -286,20 +325,3 @@ class Ledger:
 
     def _set_meta(self, key: str, value: object) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
-
-
-def _upsert(table: str, keys: str, sums: str) -> str:
-    columns = sums.split()
-    marks = ", ".join("?" * (len(keys.split()) + len(columns)))
-    moves = ", ".join(f"{column} = {column} + excluded.{column}" for column in columns)
-    return f"INSERT INTO {table} VALUES ({marks}) ON CONFLICT DO UPDATE SET {moves}"
-
-
-_UPSERTS: Final = {
-    "usage_total": _upsert(
-        "usage_total", "project model rate", "turns input cached output thoughts tool"
-    ),
-    "tool_total": _upsert("tool_total", "project model tool", "calls errors cancellations"),
-    "prompt_total": _upsert("prompt_total", "model bucket", "turns"),
-    "unpriced_total": _upsert("unpriced_total", "project model", "tokens"),
-}

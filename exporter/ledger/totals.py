@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from .budgets import SLOT_MS, Period
 from .model import PROMPT_EDGES, Rate, TokenUsage
 
 UsageKey = tuple[int, int, int]
@@ -17,6 +18,10 @@ PairKey = tuple[int, int]
 """Project and model ids."""
 ToolKey = tuple[int, int, int]
 """Project, model and tool ids."""
+SpendKey = tuple[int, int, int]
+"""Slot of time (see `budgets.SLOT_MS`), project and rate ids."""
+SeriesName = tuple[str, str, str, str]
+"""Family of series that are born together, and labels of project, model and tool (empty: none)."""
 Row = tuple[int, ...]
 
 BUCKETS: Final = len(PROMPT_EDGES) + 1
@@ -33,7 +38,8 @@ class Sums:
     """The sums by key. Rows are tuples and are replaced, so a shallow copy is a frozen state.
 
     `usage` rows are turns and the five token kinds, `tools` rows calls, errors and cancellations,
-    `prompts` maps (model, bucket) to turns, `unpriced` maps a pair to tokens.
+    `prompts` maps (model, bucket) to turns, `unpriced` maps a pair to tokens. `spend` rows are the
+    token kinds of the turns that have a price.
     """
 
     def __init__(self) -> None:
@@ -41,6 +47,7 @@ class Sums:
         self.tools: dict[ToolKey, Row] = {}
         self.prompts: dict[PairKey, Row] = {}
         self.unpriced: dict[PairKey, Row] = {}
+        self.spend: dict[SpendKey, Row] = {}
 
     def tables(self) -> tuple[tuple[str, dict[Any, Row]], ...]:
         """Return each mapping behind the name of the ledger's table that stores it."""
@@ -62,6 +69,10 @@ class Sums:
     def add_prompt(self, model: int, bucket: int, turns: int = 1) -> None:
         """Count turns in the bucket of their prompt size."""
         self._add(self.prompts, (model, bucket), (turns,))
+
+    def add_spend(self, time: int, project: int, rate: int, usage: TokenUsage) -> None:
+        """Add the usage of a turn that has a price, at its event time in milliseconds."""
+        self._add(self.spend, (time // SLOT_MS, project, rate), tuple(usage))
 
     def add_unpriced(self, key: PairKey, tokens: int) -> None:
         """Add tokens that have no published price at the moment they are counted."""
@@ -135,6 +146,18 @@ class Snapshot(msgspec.Struct, frozen=True):
     prices: Mapping[str, Rate]
     unpriced_turns: Mapping[str, int]
     ledger_turns: int
+    held: frozenset[SeriesName] = frozenset()
+    """Series that scrapers are shown as 0."""
+
+
+class Spending(msgspec.Struct, frozen=True):
+    """What was spent lately by project label, in pico-USD, by event time.
+
+    `periods` has each project with a turn in one of the periods, and every period of it.
+    """
+
+    periods: Mapping[tuple[Period, str], int]
+    last_hour: Mapping[str, int]
 
 
 class Naming(msgspec.Struct, frozen=True):

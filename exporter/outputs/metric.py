@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from ..ledger.budgets import Budgets
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
-from ..ledger.totals import Snapshot
+from ..ledger.totals import SeriesName, Snapshot, Spending
 
 
 class Type(StrEnum):
@@ -28,12 +29,18 @@ class Buckets(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the metrics are read from; `now` is in seconds since the epoch."""
+    """What the metrics are read from; `now` is in milliseconds since the epoch.
+
+    Series in `held` are shown as 0.
+    """
 
     snapshot: Snapshot
+    spending: Spending
+    budgets: Budgets
     stats: Stats
     ledger: Ledger
-    now: float
+    now: int
+    held: Container[SeriesName] = frozenset()
 
 
 Value = float | Buckets
@@ -43,7 +50,8 @@ Rows = Iterable[tuple[tuple[str, ...], Value]]
 class Metric(NamedTuple):
     """One metric: its name carries no `_total`; `read` gives label values and value of each series.
 
-    An empty label value means that the series does not have the label.
+    An empty label value means that the series does not have the label. `family` is the one of the
+    ledger's series that this metric's series are born with; empty if they have no birth.
     """
 
     name: str
@@ -51,6 +59,13 @@ class Metric(NamedTuple):
     help: str
     labels: tuple[str, ...]
     read: Callable[[View], Rows]
+    family: str = ""
+
+    def series(self, values: Sequence[str]) -> SeriesName:
+        """Return the ledger's name of the series with these label values."""
+        by_name = dict(zip(self.labels, values, strict=True))
+        project, model, tool = (by_name.get(name, "") for name in ("project", "model", "tool"))
+        return self.family, project, model, tool
 
 
 def by_value(read: Callable[[View], Mapping[str, float]]) -> Callable[[View], Rows]:

@@ -173,6 +173,13 @@ OWN: Final = (
         _one(lambda view: view.stats.ledger_errors),
     ),
     Metric(
+        "gemini_cli_exporter_series_held",
+        Type.GAUGE,
+        "New series that scrapers are shown as 0 for now, so that they see the first value rise.",
+        (),
+        _one(lambda view: len(view.snapshot.held)),
+    ),
+    Metric(
         "gemini_cli_exporter_label_overflow",
         Type.COUNTER,
         "Names beyond the cap of their label, counted as other.",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from itertools import zip_longest
 from typing import Final
 
+from ..ledger.budgets import NO_BUDGETS, Budgets
+from ..ledger.series import START_BEFORE_MS
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
+from ..ledger.totals import SeriesName
 from .catalog import CATALOG, rows
 from .metric import Buckets, Metric, Type, View
 
@@ -47,25 +50,44 @@ class Exposition:
     """Renders the whole catalogue from one snapshot of the ledger; safe to call from any thread."""
 
     def __init__(
-        self, ledger: Ledger, stats: Stats, clock: Callable[[], int], *, process: bool = True
+        self,
+        ledger: Ledger,
+        stats: Stats,
+        clock: Callable[[], int],
+        budgets: Budgets = NO_BUDGETS,
+        *,
+        process: bool = True,
+        created: bool = False,
     ) -> None:
         """`clock` returns milliseconds since the epoch.
 
         Without `process` the metrics of the process itself are left out: they say nothing of one
-        that ends at once, and would collide in the file of another exporter.
+        that ends at once, and would collide in the file of another exporter. `created` adds the
+        start timestamps of counters to OpenMetrics.
         """
         self._process = process
+        self._created = created
         self._ledger = ledger
         self._stats = stats
         self._clock = clock
+        self._budgets = budgets
 
-    def render(self, content_type: str = TEXT) -> bytes:
+    def view(self, *, scraper: bool = False) -> View:
+        """Return what there is to show now; a scraper is shown 0 for series that are held."""
+        now = self._clock()
+        snapshot = self._ledger.snapshot()
+        spending = self._ledger.spending(self._budgets.calendar.spans(now))
+        held = snapshot.held if scraper else frozenset[SeriesName]()
+        return View(snapshot, spending, self._budgets, self._stats, self._ledger, now, held)
+
+    def render(self, content_type: str = TEXT, view: View | None = None) -> bytes:
         """Return the exposition in the format of one of the two content types."""
-        view = View(self._ledger.snapshot(), self._stats, self._ledger, self._clock() / 1000)
         openmetrics = content_type == OPENMETRICS
+        starts = self._ledger.starts() if openmetrics and self._created else None
         lines: list[str] = []
+        view = view or self.view()
         for metric in CATALOG:
-            lines += _family(metric, view, openmetrics)
+            lines += _family(metric, view, openmetrics, starts)
         if self._process:
             lines += _process(openmetrics)
         if openmetrics:
@@ -81,15 +103,23 @@ def _quality(text: str) -> float:
     return quality if 0 <= quality <= 1 else 0.0
 
 
-def _family(metric: Metric, view: View, openmetrics: bool) -> Iterator[str]:
+def _family(
+    metric: Metric, view: View, openmetrics: bool, starts: Mapping[SeriesName, int] | None
+) -> Iterator[str]:
     yield from _head(metric.name, metric.type, metric.help, openmetrics)
     name = metric.name + ("_total" if metric.type is Type.COUNTER else "")
     for values, value in rows(metric, view):
         labels = _labels(metric.labels, values)
+        suffix = f"{{{labels}}}" if labels else ""
         if isinstance(value, Buckets):
-            yield from _histogram(name, labels, value)
+            yield from _histogram(name, labels, suffix, value)
         else:
-            yield f"{name}{{{labels}}} {_number(value)}" if labels else f"{name} {_number(value)}"
+            yield f"{name}{suffix} {_number(value)}"
+        if starts is not None and metric.type is not Type.GAUGE:
+            start = view.stats.started
+            if metric.family:
+                start = (starts[metric.series(values)] - START_BEFORE_MS) / 1000
+            yield f"{metric.name}_created{suffix} {_number(start)}"
 
 
 def _head(name: str, kind: str, text: str, openmetrics: bool) -> Iterator[str]:
@@ -100,11 +130,10 @@ def _head(name: str, kind: str, text: str, openmetrics: bool) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
 
 
-def _histogram(name: str, labels: str, value: Buckets) -> Iterator[str]:
+def _histogram(name: str, labels: str, suffix: str, value: Buckets) -> Iterator[str]:
     before = f"{labels}," if labels else ""
     for edge, count in zip_longest(value.edges, value.counts, fillvalue=math.inf):
         yield f'{name}_bucket{{{before}le="{_number(edge)}"}} {_number(count)}'
-    suffix = f"{{{labels}}}" if labels else ""
     yield f"{name}_sum{suffix} {_number(value.sum)}"
     yield f"{name}_count{suffix} {_number(value.counts[-1])}"
 

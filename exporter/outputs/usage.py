@@ -64,7 +64,7 @@ def _sessions(view: View) -> Rows:
 
 
 def _active(view: View) -> Rows:
-    horizon = view.now * 1000 - RECENT_MS
+    horizon = view.now - RECENT_MS
     for project, activity in view.snapshot.activity.items():
         yield (project,), sum(time > horizon for time in activity.recent)
 
@@ -91,6 +91,7 @@ USAGE: Final = (
         "Model responses with recorded usage, each message id counted once.",
         _PAIR,
         _pairs(lambda total: total.turns),
+        "usage",
     ),
     Metric(
         "gemini_cli_tokens",
@@ -99,6 +100,7 @@ USAGE: Final = (
         "output is without thoughts.",
         _KIND,
         _tokens,
+        "usage",
     ),
     Metric(
         "gemini_cli_cost_usd",
@@ -106,6 +108,7 @@ USAGE: Final = (
         "Estimated cost at published prices: tokens of the same labels times each turn's own rate.",
         _KIND,
         _cost,
+        "cost",
     ),
     Metric(
         "gemini_cli_cache_savings_usd",
@@ -113,6 +116,7 @@ USAGE: Final = (
         "Estimated amount that cached tokens would have cost more at each turn's own input rate.",
         _PAIR,
         _savings,
+        "cost",
     ),
     Metric(
         "gemini_cli_unpriced_tokens",
@@ -120,6 +124,7 @@ USAGE: Final = (
         "Tokens of all kinds whose model had no published price when they were counted.",
         _PAIR,
         _unpriced,
+        "unpriced",
     ),
     Metric(
         "gemini_cli_unpriced_turns",
@@ -134,6 +139,7 @@ USAGE: Final = (
         "Finished tool calls, failed and cancelled ones included, by model of the calling message.",
         _TOOL,
         _tools(lambda total: total.calls),
+        "tool",
     ),
     Metric(
         "gemini_cli_tool_errors",
@@ -141,6 +147,7 @@ USAGE: Final = (
         "Tool calls recorded with status error.",
         _TOOL,
         _tools(lambda total: total.errors),
+        "tool",
     ),
     Metric(
         "gemini_cli_tool_cancellations",
@@ -148,6 +155,7 @@ USAGE: Final = (
         "Tool calls recorded with status cancelled.",
         _TOOL,
         _tools(lambda total: total.cancellations),
+        "tool",
     ),
     Metric(
         "gemini_cli_turn_prompt_tokens",
@@ -156,6 +164,7 @@ USAGE: Final = (
         "as it decides the price tier.",
         ("model",),
         _prompts,
+        "prompt",
     ),
     Metric(
         "gemini_cli_sessions",
@@ -163,6 +172,7 @@ USAGE: Final = (
         "Distinct main sessions with a turn, in the project of their first.",
         ("project",),
         _sessions,
+        "sessions",
     ),
     Metric(
         "gemini_cli_active_sessions",

@@ -14,15 +14,20 @@ import os
 import socket
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from email.utils import formatdate
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .site import Pages, Site
+from .connection import Config, Limits
+from .headers import ExtraHeaders
+from .hosts import HostCheck
+from .pages import Pages
+from .site import Site
+
+if TYPE_CHECKING:
+    from .auth import BasicAuth
+    from .web_config import WebConfig
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +50,6 @@ _REMEDIES: Final = {
     errno.EACCES: "choose a port above 1023 with --web.listen-address",
     errno.EADDRNOTAVAIL: "give --web.listen-address an address of this machine",
 }
-
-_BAD_REQUEST: Final = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\n"
-    b"x-content-type-options: nosniff\r\nconnection: close\r\ncontent-length: 22\r\n\r\n"
-    b"Invalid HTTP request.\n"
-)
 
 
 class WebError(Exception):
@@ -102,112 +101,10 @@ def bind(host: str, port: int) -> socket.socket:
     raise WebError(f"cannot listen on {where}: {os.strerror(number).lower()}; {remedy}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    request: float
-    response: float
-    idle: float
-    connections: int
-
-
-class _Config(uvicorn.Config):
-    """Uvicorn's configuration, which it hands to each connection, with our limits."""
-
-    def __init__(self, app: ASGIApp, limits: _Limits) -> None:
-        super().__init__(
-            app,
-            loop="asyncio",
-            http=_Connection,
-            ws="none",
-            lifespan="off",
-            interface="asgi3",
-            log_config=None,
-            log_level="error",  # its warnings are about strangers' junk: they would fill the log
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            headers=[("X-Content-Type-Options", "nosniff")],
-            backlog=_BACKLOG,
-            timeout_keep_alive=int(limits.idle) + 1,  # ours comes first
-            timeout_graceful_shutdown=STOP_GRACE,
-        )
-        self.limits = limits
-
-
-class _Connection(H11Protocol):
-    """A connection with a deadline at every moment of its life; uvicorn knows only the idle one."""
-
-    def __init__(self, config: _Config, *args: Any, **kwargs: Any) -> None:
-        super().__init__(config, *args, **kwargs)
-        self._limits = config.limits
-        self._deadline: asyncio.TimerHandle | None = None
-        self._resting = False
-        self._since = 0.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._allow(self._limits.request)
-        if len(self.connections) > self._limits.connections:
-            others = (c for c in self.connections if isinstance(c, _Connection) and c is not self)
-            evicted = min(others, key=lambda other: (other._busy, other._since))
-            self.connections.discard(evicted)
-            evicted.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if self._resting:
-            self._allow(self._limits.request)
-        date = (b"date", formatdate(usegmt=True).encode())  # uvicorn's tick would set it
-        self.server_state.default_headers = [date, *self.config.encoded_headers]
-        super().data_received(data)
-
-    def handle_events(self) -> None:
-        before = self.cycle
-        super().handle_events()
-        if self.cycle is not before and self._busy:
-            self._allow(self._limits.response)
-
-    def on_response_complete(self) -> None:
-        if not self.flow.write_paused:
-            self._rest()
-        super().on_response_complete()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if not self._busy:
-            self._rest()
-
-    def send_400_response(self, msg: str) -> None:
-        if not self._busy:
-            self.transport.write(_BAD_REQUEST)
-        self.transport.close()
-
-    @property
-    def _busy(self) -> bool:
-        """Whether an answer is being made, or more than asyncio's 64 KB of it was not taken yet."""
-        answering = self.cycle is not None and not self.cycle.response_complete
-        return answering or self.flow.write_paused
-
-    def _allow(self, seconds: float) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._resting = False
-        self._since = self.loop.time()
-        self._deadline = self.loop.call_later(seconds, self.transport.abort)
-
-    def _rest(self) -> None:
-        self._allow(self._limits.idle)
-        self._resting = True
-
-
 class _Server(uvicorn.Server):
     """Uvicorn's server, waiting for an event where the original wakes ten times a second."""
 
-    def __init__(self, config: _Config) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.decided = threading.Event()
 
@@ -222,8 +119,9 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        for connection in self.server_state.connections:  # those that outlived the grace
-            connection.transport.abort()
+        late: set[Any] = self.server_state.connections  # They outlived the grace.
+        for guest in list(late):
+            guest.cut()
         await asyncio.sleep(0)
 
 
@@ -238,17 +136,36 @@ class WebServer:
         version: str,
         metrics_path: str = "/metrics",
         allowed_hosts: Iterable[str] = (),
+        config: WebConfig | None = None,
         request_timeout: float = REQUEST_TIMEOUT,
         response_timeout: float = RESPONSE_TIMEOUT,
         idle_timeout: float = IDLE_TIMEOUT,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        """Take over sockets made by `bind`; they are closed by `stop`. Timeouts are in seconds."""
+        """Take over sockets made by `bind`; they are closed by `stop`. Timeouts are in seconds.
+
+        `allowed_hosts` are names, beside this machine's own, under which it may be asked. A change
+        of the `config`'s files takes effect at the next connection or request.
+        """
+        self.scheme = "http" if config is None or config.tls is None else "https"
         self.addresses = [_address(*sock.getsockname()[:2]) for sock in sockets]
         self._sockets = list(sockets)
-        self._site = Site(pages, version, metrics_path, allowed_hosts)
-        limits = _Limits(request_timeout, response_timeout, idle_timeout, max_connections)
-        self._server = _Server(_Config(self._site.app, limits))
+        self._authenticates = config is not None and config.authenticates
+        self._site = Site(pages, version, metrics_path)
+        self._auth: BasicAuth | None = None
+        app: ASGIApp = self._site.app
+        live = None
+        if config is not None:
+            from .auth import BasicAuth
+            from .web_config import LiveConfig
+
+            live = LiveConfig(config)
+            app = self._auth = BasicAuth(app, live)
+        app = HostCheck(app, allowed_hosts)
+        if live is not None:
+            app = ExtraHeaders(app, live)
+        limits = Limits(request_timeout, response_timeout, idle_timeout, max_connections)
+        self._server = _Server(Config(app, limits, live, backlog=_BACKLOG, grace=STOP_GRACE))
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
 
     def start(self) -> None:
@@ -263,9 +180,10 @@ class WebServer:
             for address, sock in zip(self.addresses, self._sockets, strict=True)
             if not ipaddress.ip_address(sock.getsockname()[0]).is_loopback
         ]
-        if reachable:
+        if reachable and not self._authenticates:
             logger.warning(
-                "anyone who can reach these addresses can read the metrics",
+                "anyone who can reach these addresses can read the metrics; ask for passwords or"
+                " client certificates with --web.config.file, or listen on 127.0.0.1 only",
                 extra={"fields": {"addresses": reachable}},
             )
 
@@ -277,6 +195,8 @@ class WebServer:
         for sock in self._sockets:
             sock.close()
         self._site.close()
+        if self._auth is not None:
+            self._auth.close()
 
     def _run(self) -> None:
         try:

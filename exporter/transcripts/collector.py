@@ -6,6 +6,7 @@ The look at all folders is the truth; file events only make it early.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections import deque
@@ -135,6 +136,7 @@ class Collector:
         self.scan(watcher)
         scanned = looked = monotonic()
         while not self._stopped():
+            tend_in = self._tend()
             events = watcher.mode == "events" and not (watcher.unwatched or self._polled)
             interval = rescan_seconds if events else min(POLL_SECONDS, rescan_seconds)
             due = scanned + max(interval, _SCAN_SHARE * self._scan_cost)
@@ -142,7 +144,7 @@ class Collector:
             self._reader.keep_only(live)
             rest = max(0.0, due - monotonic())
             rest_live = max(0.0, looked + LIVE_LOOK_SECONDS - monotonic())
-            wake.wait(min(rest, rest_live) if live else rest)
+            wake.wait(min(rest, tend_in, rest_live if live else rest))
             wake.clear()
             changes = watcher.take()
             self._stats.watcher_mode = watcher.mode
@@ -159,6 +161,11 @@ class Collector:
                 paths.update(os.path.join(*key) for key in live)
                 looked = now
             self.look(paths)
+
+    def _tend(self) -> float:
+        """Let the ledger store what scrapes changed; return the seconds until it must again."""
+        due = self._with_patience(self._ledger.tend)
+        return math.inf if due is None else max(0.0, (due - self._clock()) / 1000)
 
     def _now(self) -> float:
         return self._clock() / 1000
@@ -179,11 +186,24 @@ class Collector:
         self._missing = missing
 
     def _read_all(self, sources: Sequence[Source]) -> None:
-        """Read files in turn, each up to the reader's budget, so that none starves the others."""
+        """Read files in turn, each up to the reader's budget, so that none starves the others.
+
+        What comes from roots that are new goes into transactions of its own: it is history.
+        """
+        known: _Queue = deque()
+        new: _Queue = deque()
+        for source in sources:
+            first = self._inventory.is_first_scan(source.cursor.root)
+            (new if first else known).append((source, _unread(source)))
+        self._stats.pending_bytes = sum(unread for _, unread in (*known, *new))
+        total = self._stats.pending_bytes
+        for history, queue in ((False, known), (True, new)):
+            self._batch.history = history
+            self._read_queue(queue, total)
+
+    def _read_queue(self, queue: _Queue, total: int) -> None:
         stats = self._stats
-        queue = deque((source, _unread(source)) for source in sources)
-        total = stats.pending_bytes = sum(unread for _, unread in queue)
-        with self._assistance(total) as assistant:
+        with self._assistance(sum(unread for _, unread in queue)) as assistant:
             while (queue or (assistant and assistant.busy)) and not self._stopped():
                 read = self._take_answer(assistant, queue) if assistant else None
                 stats.pending_bytes -= self._read_next(queue) if read is None else read
@@ -282,7 +302,7 @@ class Collector:
         for turn in new:
             if turn.time > started:
                 self._stats.observe_lag(max(0.0, (self._clock() - turn.time) / 1000))
-        self._batch = Batch()
+        self._batch = Batch(history=batch.history)
 
     def _with_patience(self, work: Callable[[], _Result]) -> _Result:
         """Do ledger work, again and again while the ledger cannot be written."""

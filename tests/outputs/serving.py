@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import httpx
 
+from exporter.outputs.pages import Page
 from exporter.outputs.web import WebServer
 
 BODY = b"# HELP gemini_cli_turns_total Turns.\ngemini_cli_turns_total 3\n" * 50
@@ -26,12 +27,19 @@ class FakePages:
         self.reason: str | None = None
         self.lines = [("Ledger", "/home/ana/ledger.db"), ("Turns", "1,204")]
         self.accepts: list[str] = []
+        self.scrapers: list[bool] = []
+        self.delivered = threading.Semaphore(0)
         self.threads: set[str] = set()
 
-    def metrics(self, accept: str) -> tuple[bytes, str] | None:
+    def metrics(self, accept: str, scraper: bool) -> Page | None:
         self.accepts.append(accept)
+        self.scrapers.append(scraper)
         self.threads.add(threading.current_thread().name)
-        return None if self.body is None else (self.body, CONTENT_TYPE)
+        return None if self.body is None else Page(self.body, CONTENT_TYPE, self.note)
+
+    def note(self) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.delivered.release()
 
     def not_ready(self) -> str | None:
         return self.reason
@@ -72,3 +80,18 @@ def everything(client: socket.socket) -> bytes:
 
 def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def nothing_more_delivered(server: WebServer, pages: FakePages) -> bool:
+    """Tell after the server has done all it had to do; it does one thing after another."""
+    for _ in range(3):
+        HTTP.get(url(server, "/"))  # The landing page too is made in the worker thread.
+    return not pages.delivered.acquire(blocking=False)
+
+
+def read_answer(client: socket.socket, body: bytes) -> None:
+    answer = bytearray()
+    while not answer.endswith(body[-100:]):
+        piece = client.recv(1_000_000)
+        assert piece, "closed too early"
+        answer += piece

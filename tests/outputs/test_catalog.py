@@ -11,9 +11,11 @@ import pytest
 
 from exporter.ledger.labels import CAPS
 from exporter.ledger.pricing import PriceBook, PriceOverride, PriceTier
+from exporter.outputs.budget import BUDGET
 from exporter.outputs.catalog import CATALOG, rows
-from exporter.outputs.metric import Buckets, Metric, Type, Value, View
+from exporter.outputs.metric import Buckets, Metric, Type, Value
 from exporter.outputs.own import OWN
+from exporter.outputs.prometheus import Exposition
 from exporter.outputs.usage import USAGE
 from tests.support import Home, gemini, header, home, millis
 
@@ -38,7 +40,8 @@ def show(scratch: Home) -> Show:
 
     def show(name: str) -> Rows:
         snapshot = scratch.ledger.snapshot()
-        view = View(snapshot, scratch.stats, scratch.ledger, scratch.clock.now / 1000)
+        exposition = Exposition(scratch.ledger, scratch.stats, scratch.clock)
+        view = exposition.view()._replace(snapshot=snapshot)
         found = list(rows(BY_NAME[name], view))
         assert len(dict(found)) == len(found)
         return dict(found)
@@ -79,7 +82,7 @@ def test_names_are_unique_and_tell_usage_from_own_state() -> None:
 def test_a_metric_keeps_the_rules_for_names_labels_and_help(metric: Metric) -> None:
     assert re.fullmatch(r"gemini_cli(_[a-z]+)+", metric.name)
     assert not metric.name.endswith(("_total", "_count", "_sum", "_bucket", "_created"))
-    assert set(metric.labels) <= (USAGE_LABELS if metric in USAGE else OWN_LABELS)
+    assert set(metric.labels) <= (USAGE_LABELS if metric in USAGE + BUDGET else OWN_LABELS)
     assert re.fullmatch(r"[A-Z1](?!.*\. ).*\.", metric.help)
     if metric in USAGE:
         assert metric.name.endswith(UNITS)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from exporter.outputs import web
+from exporter.outputs.pages import Page
 from exporter.outputs.web import WebError, WebServer, bind
 from tests.outputs.serving import (
     BODY,
@@ -357,10 +358,10 @@ def test_stop_finishes_the_answer_under_way(
 ) -> None:
     asked, go_on = threading.Event(), threading.Event()
 
-    def slowly(accept: str) -> tuple[bytes, str]:
+    def slowly(accept: str, scraper: bool) -> Page:
         asked.set()
         go_on.wait(5)
-        return BODY, CONTENT_TYPE
+        return Page(BODY, CONTENT_TYPE)
 
     monkeypatch.setattr(pages, "metrics", slowly)
     server = serve()
