@@ -15,10 +15,11 @@ PIP = $(shell if command -v uv >/dev/null; then echo uv pip install --quiet --py
 	elif $(PY) -m pip --version >/dev/null 2>&1; then echo $(PY) -m pip install --quiet; \
 	else echo $(PYTHON) -m pip --python $(PY) install --quiet; fi)
 
-.PHONY: help run test lint format fuzz bench clean
+.PHONY: help run demo test lint format fuzz bench clean
 
 help:
 	@echo 'make run      install into .venv and serve the usage in ~/.gemini (ARGS="once" and the like)'
+	@echo 'make demo     serve an invented home instead; no Gemini CLI is needed'
 	@echo 'make test     install the tools and run the tests (ARGS="-k settings" and the like)'
 	@echo 'make lint     check the style, the format and the types'
 	@echo 'make format   write the format that `make lint` checks'
@@ -28,6 +29,9 @@ help:
 
 run: $(VENV)/installed-run
 	@$(PY) -m exporter $(ARGS)
+
+demo: $(VENV)/installed-run
+	@$(PY) -m exporter demo $(ARGS)
 
 test: $(VENV)/installed-dev
 	$(PY) -m pytest $(ARGS)

@@ -11,13 +11,14 @@ import logging
 import os
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from . import __version__
 
 if TYPE_CHECKING:
-    from .settings import Option
+    from .declaring import Option
+    from .sources import Asked
 
 PROGRAM: Final = "gemini-cli-exporter"
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 _WRAP: Final = textwrap.TextWrapper(74, break_on_hyphens=False)
 
 _HELP: Final = """\
-usage: gemini-cli-exporter [serve | once] [options]
+usage: gemini-cli-exporter [command] [options]
 
 Counts what Gemini CLI used and what it cost: tails the transcripts it leaves on
 disk, keeps each recorded turn exactly once in a ledger, and serves tokens and
@@ -35,20 +36,34 @@ US dollars to Prometheus. Prompts and replies are never kept.
 commands:
   serve   follow the transcripts and answer scrapes on /metrics (the default)
   once    read what is new, print the metrics to standard output and exit
+  demo    serve an invented, lively home: no Gemini CLI is needed
+  history print the past as OpenMetrics with timestamps, for `promtool tsdb
+          create-blocks-from openmetrics`
+  check   say whether the configuration can be used
+  assets DIR
+          write the bundled dashboards, alert rules and deployment files
 
 options, before or after the command (a flag wins over its environment variable,
 the variable over the YAML file, the file over the default):
 {options}
+options of history alone:
+{history}
+
   -h, --help   print this text
   --version    print the version
 
 A TIME is written 90s, 5m, 1h30m or 250ms. An environment variable holds several
 folders separated by {pathsep!r}, several addresses or names by ','.
 
-The YAML file nests as the flags do. It alone can hold prices, in US dollars per
-million tokens:
+The YAML file nests as the flags do. It alone can hold the budgets and names of
+projects, and prices, in US dollars per million tokens:
   transcripts:
     root: [~/.gemini, /mnt/laptop/.gemini]
+  labels:
+    projects: {{/home/me/old-shop: shop}}  # label by short name or path
+  budget:
+    month: 200                          # USD
+    projects: {{shop: {{month: 50, day: 5}}}}
   pricing:
     multiplier: 0.5                     # of every price, 0 to 1000
     models:
@@ -101,28 +116,56 @@ def _run(argv: Sequence[str]) -> int:
         return 0
     # The libraries behind these modules are slow to import: `--version` does without them.
     from . import sources
+    from .commands import HISTORY_OPTIONS
     from .settings import OPTIONS, describe
 
     if "--help" in argv or "-h" in argv:
-        print(_help(OPTIONS, sources.defaults(os.environ, sys.platform)), end="")
+        defaults = sources.defaults(os.environ, sys.platform)
+        print(_help(OPTIONS, HISTORY_OPTIONS, defaults), end="")
         return 0
     try:
-        command, settings = sources.load(argv, os.environ, sys.platform)
+        asked = sources.load(argv, os.environ, sys.platform)
     except sources.ConfigError as error:
         return _fail(2, error)
 
-    from . import logs, service
+    from . import logs, parts
 
-    logs.setup(settings.log.level, settings.log.format)
-    serving = command is sources.Command.SERVE
+    logs.setup(asked.settings.log.level, asked.settings.log.format)
     # A one-off prints metrics: what it was told is of interest to whoever looks for a fault.
-    level = logging.INFO if serving else logging.DEBUG
-    log.log(level, "starting", extra={"fields": {"version": __version__, "command": str(command)}})
-    log.log(level, "configuration", extra={"fields": describe(settings)})
+    level = logging.INFO if asked.command in ("serve", "demo") else logging.DEBUG
+    fields = {"version": __version__, "command": str(asked.command)}
+    log.log(level, "starting", extra={"fields": fields})
+    log.log(level, "configuration", extra={"fields": describe(asked.settings)})
     try:
-        return service.serve(settings) if serving else service.once(settings)
-    except service.ServiceError as error:
+        return _do(asked)
+    except parts.ServiceError as error:
         return _fail(1, error)
+    except sources.ConfigError as error:
+        return _fail(2, error)
+
+
+def _do(asked: Asked) -> int:
+    """Run the command; its modules are imported only now, since some are slow to import."""
+    from .commands import Assets, Command, History
+
+    settings, options = asked.settings, asked.options
+    if asked.command is Command.SERVE:
+        from .service import serve
+
+        return serve(settings)
+    if asked.command is Command.DEMO:
+        from .service import demo
+
+        return demo(settings)
+    from . import oneoffs
+
+    if isinstance(options, History):
+        return oneoffs.history(settings, options)
+    if isinstance(options, Assets):
+        return oneoffs.assets(options)
+    if asked.command is Command.CHECK:
+        return oneoffs.check(settings)
+    return oneoffs.once(settings)
 
 
 def _fail(code: int, error: object) -> int:
@@ -130,16 +173,29 @@ def _fail(code: int, error: object) -> int:
     return code
 
 
-def _help(options: Sequence[Option], defaults: Mapping[str, Mapping[str, object]]) -> str:
-    lines = []
+def _help(
+    options: Sequence[Option],
+    history: Sequence[Option],
+    defaults: Mapping[str, Mapping[str, object]],
+) -> str:
+    return _HELP.format(
+        options="\n".join(_listed(options, defaults)),
+        history="\n".join(_listed(history, {})),
+        pathsep=os.pathsep,
+    )
+
+
+def _listed(
+    options: Sequence[Option], defaults: Mapping[str, Mapping[str, object]]
+) -> Iterator[str]:
     for option in options:
         default = defaults.get(option.group, {}).get(option.name, option.default)
         several = default if isinstance(default, list | tuple) else [default]
-        lines += [f"  {option.synopsis}"]
-        lines += [f"      {line}" for line in _WRAP.wrap(option.written.help)]
+        yield f"  {option.synopsis}"
+        yield from (f"      {line}" for line in _WRAP.wrap(option.written.help))
         if option.is_switch:
             several = ["yes" if default else "no"]
         if default not in (None, ()):
-            lines += [f"      Default: {', '.join(map(str, several))}"]
-        lines += [f"      Environment: {option.variable}"]
-    return _HELP.format(options="\n".join(lines), pathsep=os.pathsep)
+            yield f"      Default: {', '.join(map(str, several))}"
+        if option.group:
+            yield f"      Environment: {option.variable}"

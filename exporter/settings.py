@@ -7,27 +7,26 @@ environment variable (`GEMINI_CLI_EXPORTER_LOG_LEVEL`) and its YAML key (`log: {
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Final, NamedTuple, Self
+from itertools import chain
+from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
+from .declaring import SWITCH, Group, Written, options_of
 from .ledger.labels import ProjectLabel
 from .logs import Format, Level
+from .prices import Pricing
 from .values import (
     LOCAL,
     AbsolutePath,
     Address,
     AtLeastOne,
-    Day,
     Duration,
     HostName,
     LabelText,
     ListenAddress,
-    Multiplier,
     PagePath,
     Several,
     Switch,
@@ -37,35 +36,8 @@ from .values import (
     Usd,
 )
 
-PREFIX: Final = "GEMINI_CLI_EXPORTER_"
-"""Of every environment variable that holds a setting."""
 
-SWITCH: Final = ""
-"""The placeholder of a setting that is on or off: its flag takes no value, `--no-...` is off."""
-
-
-class Written(NamedTuple):
-    """Marks a setting that has a flag and a variable, and says how it is written.
-
-    `separator` stands between several values in the variable; None: there is only one value.
-    """
-
-    placeholder: str
-    help: str
-    separator: str | None = None
-
-
-class _Group(BaseModel):
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        alias_generator=lambda name: name.rstrip("_").replace("_", "-"),
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
-
-
-class Config(_Group):
+class Config(Group):
     """Where the settings come from."""
 
     file: Annotated[
@@ -74,7 +46,7 @@ class Config(_Group):
     ] = None
 
 
-class Transcripts(_Group):
+class Transcripts(Group):
     """What is read."""
 
     root: Annotated[
@@ -100,7 +72,7 @@ class WatchMode(StrEnum):
     POLL = "poll"
 
 
-class Watch(_Group):
+class Watch(Group):
     """How changes are noticed."""
 
     mode: Annotated[
@@ -113,7 +85,7 @@ class Watch(_Group):
     ] = WatchMode.AUTO
 
 
-class Ledger(_Group):
+class Ledger(Group):
     """Where the counts are kept."""
 
     path: Annotated[
@@ -122,7 +94,7 @@ class Ledger(_Group):
     ]
 
 
-class Web(_Group):
+class Web(Group):
     """Where scrapes are answered."""
 
     listen_address: Annotated[
@@ -166,7 +138,7 @@ class Web(_Group):
     ] = False
 
 
-class Labels(_Group):
+class Labels(Group):
     """What the labels hold."""
 
     project: Annotated[
@@ -185,7 +157,7 @@ class Labels(_Group):
     """Label by short name or path of a project: two with one label are counted together."""
 
 
-class Spendable(_Group):
+class Spendable(Group):
     """What may be spent, in USD; None is without limit."""
 
     day: Annotated[Usd | None, Written("USD", "What may be spent in a day.")] = None
@@ -204,7 +176,7 @@ class Budget(Spendable):
     """Budgets by the value of the label project."""
 
 
-class Log(_Group):
+class Log(Group):
     """What is written to standard error."""
 
     level: Annotated[Level, Written("|".join(Level), "The least urgent log records to write.")] = (
@@ -213,53 +185,6 @@ class Log(_Group):
     format: Annotated[Format, Written("|".join(Format), "How each log record is written.")] = (
         Format.LOGFMT
     )
-
-
-class PriceAbove(_Group):
-    """USD per million tokens of a turn whose prompt has more than `tokens` tokens."""
-
-    tokens: Annotated[int, Field(strict=True, ge=1, le=100_000_000)]
-    input: Usd
-    cached: Usd | None = None
-    output: Usd
-
-
-class ModelPrice(_Group):
-    """A user's own price of one model, in USD per million tokens.
-
-    Either `input` and `output`, or `price_as` (the model whose published price applies), or only a
-    multiplier of the published price. `cached` None means that cached tokens cost the input price.
-    It holds from `from_` (inclusive) to `to` (exclusive), both UTC; None is without limit.
-    """
-
-    input: Usd | None = None
-    cached: Usd | None = None
-    output: Usd | None = None
-    above: PriceAbove | None = None
-    price_as: Annotated[str, Field(min_length=1)] | None = None
-    multiplier: Multiplier = Decimal(1)
-    from_: Day | None = None
-    to: Day | None = None
-
-    @model_validator(mode="after")
-    def _agree(self) -> Self:
-        own = self.model_fields_set & {"input", "cached", "output", "above"}
-        if own and self.price_as is not None:
-            raise ValueError(f"price-as and {min(own)} exclude each other: keep one of them")
-        if own and (self.input is None or self.output is None):
-            raise ValueError("needs both input and output")
-        if not own and self.price_as is None and "multiplier" not in self.model_fields_set:
-            raise ValueError("needs input and output, or price-as, or multiplier")
-        if self.from_ is not None and self.to is not None and self.from_ >= self.to:
-            raise ValueError("from must be before to, the first day that is out")
-        return self
-
-
-class Pricing(_Group):
-    """Own prices; only the YAML file can hold them."""
-
-    multiplier: Multiplier = Decimal(1)
-    models: Mapping[str, ModelPrice] = Field(default_factory=dict)
 
 
 class Settings(BaseModel):
@@ -278,52 +203,13 @@ class Settings(BaseModel):
     pricing: Pricing = Pricing()
 
 
-class Option(NamedTuple):
-    """A setting that has a flag and a variable."""
-
-    group: str
-    name: str
-    written: Written
-    default: object
-
-    @property
-    def flag(self) -> str:
-        """The flag, as in `--web.listen-address`."""
-        return f"--{self.group}.{self.name}"
-
-    @property
-    def variable(self) -> str:
-        """The environment variable, as in `GEMINI_CLI_EXPORTER_WEB_LISTEN_ADDRESS`."""
-        return re.sub("[-.]", "_", f"{PREFIX}{self.group}_{self.name}").upper()
-
-    @property
-    def synopsis(self) -> str:
-        """How it is written on the command line."""
-        if self.is_switch:
-            return f"--[no-]{self.group}.{self.name}"
-        return f"{self.flag} {self.written.placeholder}"
-
-    @property
-    def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
-        return self.written.placeholder == SWITCH
-
-
-def _options() -> Iterator[Option]:
-    for group, members in GROUPS.items():
-        for field in members.model_fields.values():
-            for mark in field.metadata:
-                if isinstance(mark, Written):
-                    yield Option(group, str(field.alias), mark, field.default)
-
-
-GROUPS: Final[dict[str, type[_Group]]] = {
+GROUPS: Final[dict[str, type[Group]]] = {
     name: field.annotation
     for name, field in Settings.model_fields.items()
-    if isinstance(field.annotation, type) and issubclass(field.annotation, _Group)
+    if isinstance(field.annotation, type) and issubclass(field.annotation, Group)
 }
 """The settings of each group: the first part of a flag, and the outer key in the YAML file."""
-OPTIONS: Final = tuple(_options())
+OPTIONS: Final = tuple(chain.from_iterable(map(options_of, GROUPS, GROUPS.values())))
 """All that can be set by a flag and a variable, in the order of the help text."""
 
 

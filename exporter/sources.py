@@ -12,12 +12,14 @@ import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from .settings import GROUPS, OPTIONS, PREFIX, ModelPrice, PriceAbove, Settings
+from .commands import HISTORY_OPTIONS, Assets, Command, History
+from .declaring import PREFIX
+from .prices import ModelPrice, PriceAbove
+from .settings import GROUPS, OPTIONS, Settings
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -27,6 +29,8 @@ _SERVICE_LINK: Final = re.compile(
     r"SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
 
+_Options = TypeVar("_Options", History, Assets)
+
 _Layer = dict[str, dict[str, Any]]
 """Values as they were written in one place: group -> name with dashes -> value."""
 
@@ -35,28 +39,27 @@ class ConfigError(Exception):
     """A setting cannot be used: one line with where it was given, what is wrong and the remedy."""
 
 
-class Command(StrEnum):
-    """What the program is asked to do."""
+class Asked(NamedTuple):
+    """A command, the settings in force, and the command's own options if it has any."""
 
-    SERVE = "serve"
-    ONCE = "once"
+    command: Command
+    settings: Settings
+    options: History | Assets | None = None
 
 
-def load(
-    argv: Sequence[str], environ: Mapping[str, str], platform: str
-) -> tuple[Command, Settings]:
+def load(argv: Sequence[str], environ: Mapping[str, str], platform: str) -> Asked:
     """Return what is asked for and the settings in force; raises ConfigError.
 
     `platform` is spelled as `sys.platform` is. In a path, `~` is the home folder of this process; a
     relative path starts at its working directory.
     """
-    command, flags = _read_flags(argv)
+    command, flags, options = _read_flags(argv)
     variables = _read_variables(environ)
     path = (variables.get("config", {}) | flags.get("config", {})).get("file", "")
     file = _read_file(path)
     layers = (flags, variables, file, defaults(environ, platform))
     try:
-        return command, Settings.model_validate(_merged(layers))
+        return Asked(command, Settings.model_validate(_merged(layers)), options)
     except ValidationError as error:
         fault = error.errors()[0]
     keys = [key for key in fault["loc"] if isinstance(key, str)]
@@ -99,30 +102,57 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message.removeprefix("argument "))
 
 
-def _read_flags(argv: Sequence[str]) -> tuple[Command, _Layer]:
+def _read_flags(argv: Sequence[str]) -> tuple[Command, _Layer, History | Assets | None]:
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for option in OPTIONS:
+    for option in (*OPTIONS, *HISTORY_OPTIONS):
         action: Any = "append" if option.written.separator else "store"
         if option.is_switch:
             action = argparse.BooleanOptionalAction
-        parser.add_argument(option.flag, action=action, dest=option.variable)
+        parser.add_argument(option.flag, action=action, dest=option.flag)
     # Words are left over instead of declared, so that they may stand before or after the options.
-    given, words = parser.parse_known_args(argv)
+    parsed, words = parser.parse_known_args(argv)
+    given = vars(parsed)
     for word in words:
         if word.startswith("-"):
             flag = word.partition("=")[0]
-            hint = _closest(flag, [option.flag for option in OPTIONS])
+            hint = _closest(flag, [option.flag for option in (*OPTIONS, *HISTORY_OPTIONS)])
             raise ConfigError(f"{flag}: unknown option{hint or '; --help lists all'}")
-    if len(words) > 1:
-        raise ConfigError(f"{' '.join(words)!r}: give one command only: {', '.join(Command)}")
-    if words and words[0] not in [*Command]:
-        hint = _closest(words[0], Command)
-        raise ConfigError(f"{words[0]!r}: unknown command{hint}; there are {', '.join(Command)}")
+    command = _command(words)
     layer: _Layer = {}
     for option in OPTIONS:
-        if option.variable in given:
-            layer.setdefault(option.group, {})[option.name] = getattr(given, option.variable)
-    return Command(words[0]) if words else Command.SERVE, layer
+        if option.flag in given:
+            layer.setdefault(option.group, {})[option.name] = given[option.flag]
+    own = {option.name: given[option.flag] for option in HISTORY_OPTIONS if option.flag in given}
+    if command is Command.HISTORY:
+        return command, layer, _options(History, own)
+    if own:
+        raise ConfigError(f"--{min(own)}: only the command history has this option")
+    if command is Command.ASSETS:
+        return command, layer, _options(Assets, {"folder": words[1]})
+    return command, layer, None
+
+
+def _command(words: Sequence[str]) -> Command:
+    """Return the command of a command line without its options."""
+    if not words:
+        return Command.SERVE
+    if words[0] not in [*Command]:
+        hint = _closest(words[0], Command)
+        raise ConfigError(f"{words[0]!r}: unknown command{hint}; there are {', '.join(Command)}")
+    command = Command(words[0])
+    if command is Command.ASSETS and len(words) != 2:
+        raise ConfigError("assets: name one folder to write to, as in assets ./gemini-cli")
+    if command is not Command.ASSETS and len(words) > 1:
+        raise ConfigError(f"{' '.join(words)!r}: give one command only: {', '.join(Command)}")
+    return command
+
+
+def _options(kind: type[_Options], given: Mapping[str, object]) -> _Options:
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        raise ConfigError(f"--{fault['loc'][0]}: {_complaint(fault)}") from None
 
 
 def _read_variables(environ: Mapping[str, str]) -> _Layer:

@@ -155,6 +155,17 @@ def _day(value: object) -> date:
     return value
 
 
+def _moment(value: object) -> int:
+    if isinstance(value, int):
+        return value
+    try:
+        return round(1000 * datetime.fromisoformat(str(value)).timestamp())
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{str(value)!r} is not a time: write for example 2026-10-08 or 2026-10-08T12:00:00Z"
+        ) from None
+
+
 def _distinct(values: tuple[_T, ...]) -> tuple[_T, ...]:
     return tuple(dict.fromkeys(values))
 
@@ -178,6 +189,8 @@ PagePath = Annotated[str, AfterValidator(_page_path)]
 LabelText = Annotated[str, AfterValidator(_label)]
 Switch = bool
 """On or off; written as yes or no, true or false, on or off, 1 or 0 where it has a value."""
+Moment = Annotated[int, PlainValidator(_moment)]
+"""Milliseconds since the epoch; written as an ISO date and time, in this machine's zone."""
 Usd = Annotated[Decimal, Field(ge=0, le=1_000_000, decimal_places=6, allow_inf_nan=False)]
 Multiplier = Annotated[Decimal, Field(ge=0, le=1000, allow_inf_nan=False)]
 

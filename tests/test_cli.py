@@ -19,14 +19,12 @@ from hypothesis import strategies as st
 
 import exporter
 from exporter import __version__, cli, logs, sources
+from exporter.commands import Command
+from exporter.parts import ServiceError
 from exporter.settings import OPTIONS, Settings
 from exporter.sources import load
 
 PROJECT = Path(__file__).parents[1]
-
-
-class ServiceError(Exception):
-    """Stands in for the service's own."""
 
 
 @pytest.fixture
@@ -41,12 +39,12 @@ def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[tupl
 
         return run
 
-    service = types.ModuleType("exporter.service")
-    monkeypatch.setattr(service, "serve", stand_in("serve"), raising=False)
-    monkeypatch.setattr(service, "once", stand_in("once"), raising=False)
-    monkeypatch.setattr(service, "ServiceError", ServiceError, raising=False)
-    monkeypatch.setitem(sys.modules, "exporter.service", service)
-    monkeypatch.setattr(exporter, "service", service, raising=False)
+    for name, commands in (("service", ("serve", "demo")), ("oneoffs", ("once", "check"))):
+        module = types.ModuleType(f"exporter.{name}")
+        for command in commands:
+            monkeypatch.setattr(module, command, stand_in(command), raising=False)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(exporter, name, module, raising=False)
     for name in [name for name in os.environ if name.startswith("GEMINI_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -62,14 +60,16 @@ def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def once(settings: Settings) -> int:
         raise error
 
-    monkeypatch.setattr(sys.modules["exporter.service"], "once", once)
+    monkeypatch.setattr(sys.modules["exporter.oneoffs"], "once", once)
 
 
 # Commands and exit codes
 
 
 @pytest.mark.parametrize(
-    ("argv", "command"), [([], "serve"), (["serve"], "serve"), (["once"], "once")], ids=str
+    ("argv", "command"),
+    [([], "serve"), *(([name], name) for name in ("serve", "once", "demo", "check"))],
+    ids=str,
 )
 def test_a_command_gets_the_settings_and_gives_the_exit_code(
     calls: list[tuple[str, Settings]], argv: list[str], command: str, tmp_path: Path
@@ -100,7 +100,7 @@ def test_once_says_nothing_but_the_metrics(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["onec"], "'onec': unknown command, did you mean once?; there are serve, once"),
+        (["onec"], "'onec': unknown command, did you mean once?; there are " + ", ".join(Command)),
         (["--log.level", "x\ny"], "must be 'debug', 'info', 'warn' or 'error', not 'x\\ny'"),
         (["--config.file", "a\nb"], "config.file a b: cannot be read: No such file or directory"),
     ],
@@ -186,12 +186,11 @@ def test_an_interrupt_is_exit_code_130_and_no_traceback(
 def test_a_reader_that_has_enough_ends_the_program_quietly() -> None:
     program = """
 import sys, types
-service = types.ModuleType("exporter.service")
-service.ServiceError = type("ServiceError", (Exception,), {})
-service.once = lambda settings: [print("metric 1") for _ in range(100_000)] and 0
-sys.modules["exporter.service"] = service
+oneoffs = types.ModuleType("exporter.oneoffs")
+oneoffs.once = lambda settings: [print("metric 1") for _ in range(100_000)] and 0
+sys.modules["exporter.oneoffs"] = oneoffs
 import exporter
-exporter.service = service
+exporter.oneoffs = oneoffs
 from exporter.cli import main
 raise SystemExit(main(["once"]))
 """
@@ -253,7 +252,7 @@ def test_the_file_that_help_shows_can_be_used(help_text: str, tmp_path: Path) ->
     shown = help_text.partition("million tokens:\n")[2].partition("\nexamples:")[0]
     path = tmp_path / "shown.yml"
     path.write_text(shown, encoding="utf-8")
-    assert set(yaml.safe_load(shown)) == {"transcripts", "pricing"}
+    assert set(yaml.safe_load(shown)) == {"transcripts", "labels", "budget", "pricing"}
     settings = load(["--config.file", str(path)], {}, "linux")[1]
     assert len(settings.pricing.models) == 3
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from exporter.declaring import PREFIX
 from exporter.ledger.labels import ProjectLabel
-from exporter.settings import OPTIONS, PREFIX, Ledger, Settings, Transcripts, describe
+from exporter.settings import OPTIONS, Ledger, Settings, Transcripts, describe
 from exporter.values import ListenAddress
 from tests.support import refusal, settings
 

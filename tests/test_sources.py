@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from exporter.commands import Assets, Command, History
+from exporter.declaring import PREFIX
 from exporter.ledger.labels import ProjectLabel
-from exporter.settings import PREFIX
-from exporter.sources import Command, load
+from exporter.sources import load
 from exporter.values import ListenAddress
-from tests.support import refusal, settings
+from tests.support import millis, refusal, settings
+
+ALL = ", ".join(Command)
 
 WriteConfig = Callable[[str | bytes], Path]
 
@@ -116,9 +119,16 @@ def test_the_command_may_stand_anywhere(argv: list[str], command: Command) -> No
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["onec"], "'onec': unknown command, did you mean once?; there are serve, once"),
-        (["watch"], "'watch': unknown command; there are serve, once"),
-        (["once", "serve"], "'once serve': give one command only: serve, once"),
+        (["onec"], f"'onec': unknown command, did you mean once?; there are {ALL}"),
+        (["watch"], f"'watch': unknown command; there are {ALL}"),
+        (["once", "serve"], f"'once serve': give one command only: {ALL}"),
+        (["assets"], "assets: name one folder to write to, as in assets ./gemini-cli"),
+        (["assets", "a", "b"], "assets: name one folder to write to, as in assets ./gemini-cli"),
+        (["once", "--label", "a=b"], "--label: only the command history has this option"),
+        (
+            ["history", "--start", "soon"],
+            "--start: 'soon' is not a time: write for example 2026-10-08 or 2026-10-08T12:00:00Z",
+        ),
         (["--log.levl", "warn"], "--log.levl: unknown option, did you mean --log.level?"),
         (["--frobnicate=1"], "--frobnicate: unknown option; --help lists all"),
         (["--log.lev", "warn"], "--log.lev: unknown option, did you mean --log.level?"),
@@ -237,3 +247,31 @@ def test_a_fault_in_the_file_is_not_blamed_on_a_flag_beside_it(write_config: Wri
     path = write_config("log: {format: xml}")
     message = refusal("--log.level", "info", "--config.file", str(path))
     assert message.startswith(f"{path}: log.format: ")
+
+
+def test_a_command_has_its_own_options() -> None:
+    argv = ["--label", "job=x", "history", "--label=instance=y", "--end", "2026-10-08T00:00:00Z"]
+    found = load([*argv, "--allow-overlap"], {}, "linux").options
+    expected = History(
+        label=("job=x", "instance=y"), end=millis("2026-10-08T00:00:00Z"), allow_overlap=True
+    )
+    assert found == expected
+    assert load(["once"], {}, "linux").options is None
+    assert load(["assets", "/x"], {}, "linux").options == Assets(folder=Path("/x"))
+
+
+@pytest.mark.parametrize(
+    ("argv", "value", "expected"),
+    [
+        ([], "", False),
+        ([], "yes", True),
+        ([], "false", False),
+        (["--labels.owner"], "", True),
+        (["--no-labels.owner"], "yes", False),
+    ],
+)
+def test_a_switch_is_turned_by_its_flag_or_a_word(
+    argv: list[str], value: str, expected: bool
+) -> None:
+    environ = {f"{PREFIX}LABELS_OWNER": value}
+    assert load(argv, environ, "linux").settings.labels.owner is expected

@@ -16,7 +16,7 @@ WINGS = {
     "transcripts": {"transcripts", "ledger"},
     "outputs": {"outputs", "ledger"},
 }
-WIRING = {"__main__", "answers", "cli", "service"}
+WIRING = {"__main__", "answers", "cli", "oneoffs", "parts", "service"}
 SHARED = {"settings": "ledger.labels", "sources": "ledger.labels", "values": "ledger.labels"}
 """What a module outside of the wings may know of them: the names that a setting can have."""
 ROOT = ""

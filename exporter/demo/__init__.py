@@ -7,7 +7,19 @@ the released program: 0.61 for JSONL, 0.37 for JSON. All follows from the plan, 
 
 from .chat import MODELS
 from .home import chats, write_home
+from .live import LiveHome
 from .plan import Format, Plan
 from .truth import Calls, Truth, Usage, Write
 
-__all__ = ["MODELS", "Calls", "Format", "Plan", "Truth", "Usage", "Write", "chats", "write_home"]
+__all__ = [
+    "MODELS",
+    "Calls",
+    "Format",
+    "LiveHome",
+    "Plan",
+    "Truth",
+    "Usage",
+    "Write",
+    "chats",
+    "write_home",
+]

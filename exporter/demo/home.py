@@ -19,6 +19,9 @@ from .truth import Truth, Write
 
 _BASES = ("harbor-api", "Tide Watch", "atlas.web", "Café Menü", "billing_jobs", "infra", "docs")
 
+_BUSY_SHARE = 6
+"""One session of so many starts in each of the busy hours."""
+
 
 def chats(plan: Plan) -> Iterator[Chat]:
     """The main conversations of a plan, each with its project, start, length and subagents."""
@@ -41,6 +44,8 @@ def chats(plan: Plan) -> Iterator[Chat]:
         latest = plan.end - timedelta(seconds=100 * (length + sum(called[number].values())))
         wished = plan.end - timedelta(days=rng.random() * plan.days)
         wished = wished.replace(hour=min(23, max(0, round(rng.gauss(13, 3.5)))))
+        if number % _BUSY_SHARE < len(plan.busy):
+            wished = plan.busy[number % _BUSY_SHARE] + timedelta(minutes=rng.randrange(60))
         start = int(min(wished, latest).timestamp() * 1_000)
         own = Random(rng.getrandbits(64))
         yield Chat(own, plan.format, project, start, length, output, called[number])

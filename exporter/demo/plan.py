@@ -17,8 +17,9 @@ class Plan:
     """What home to invent: `turns` in all, spread over `sessions` main and `subagents` more files.
 
     Nothing in it is dated later than `end` (aware), and most sessions start in the `days` before
-    it. A turn takes about `turn_bytes` of its transcript. Raises ValueError if there are fewer than
-    one session a project or six turns a file, or more subagents than sessions.
+    it; for each of the `busy` hours, named by their begin, every sixth starts in that hour instead.
+    A turn takes about `turn_bytes` of its transcript. Raises ValueError if there are fewer than one
+    session a project or six turns a file, or more subagents than sessions.
     """
 
     end: datetime
@@ -30,6 +31,7 @@ class Plan:
     days: int = 30
     seed: int = 1
     turn_bytes: int = 20_000
+    busy: tuple[datetime, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.projects <= self.sessions:

@@ -11,9 +11,15 @@ from .labels import project_label as project_text
 from .model import Project, Rate
 from .totals import Naming
 
+_PROJECTS_MAX: Final = 5_000
+"""Projects that a ledger tells apart, whatever their label: all others are one."""
+
+_OTHERS: Final = Project(OTHER)
 _SESSIONS_MAX: Final = 20_000
 _SHORT_ID: Final = 8
 _NAMES_MAX: Final = 20_000
+_OVERFLOW_MAX: Final = 100_000
+"""Names beyond a cap that are counted once each; more of them may be counted again."""
 
 
 class Names:
@@ -27,6 +33,7 @@ class Names:
         self._db = db
         self._show = show
         self.overflow: dict[str, int] = dict.fromkeys(CAPS, 0)
+        self._overflowed: set[int] = set()
         self.reload()
 
     def reload(self) -> None:
@@ -78,6 +85,10 @@ class Names:
         if key is None:
             clean = Project(clean_label(project.slug), _storable(project.path))
             key = self._projects.get(clean)
+            if key is None and len(self._projects) >= _PROJECTS_MAX:
+                self._count_overflow("project", clean)
+                clean = _OTHERS
+                key = self._projects.get(clean)
             if key is None:
                 label = self._new_project_label(clean)
                 key = self._insert("project", "slug, path, label", (clean.slug, clean.path, label))
@@ -155,7 +166,7 @@ class Names:
         if key is None:
             label = model_label(name) if kind == "model" else clean_label(name)
             if label not in known and len(known) >= CAPS[kind]:
-                self.overflow[kind] += 1
+                self._count_overflow(kind, label)
                 label = OTHER
             if label not in known:
                 self._naming = None
@@ -164,6 +175,13 @@ class Names:
             if len(self._known) < _NAMES_MAX:
                 self._known[kind, name] = key
         return key
+
+    def _count_overflow(self, kind: str, name: Project | str) -> None:
+        mark = hash((kind, name))
+        if mark not in self._overflowed:
+            self.overflow[kind] += 1
+            if len(self._overflowed) < _OVERFLOW_MAX:
+                self._overflowed.add(mark)
 
     def _own(self, label: str, key: int, path: str) -> None:
         self._naming = None
@@ -177,7 +195,7 @@ class Names:
             if owners and project.path not in owners:
                 label = distinct_label(label, project.path)
         if label not in self._paths_by_label and len(self._paths_by_label) >= CAPS["project"]:
-            self.overflow["project"] += 1
+            self._count_overflow("project", project)
             label = OTHER
         return label
 

@@ -92,9 +92,9 @@ class Collector:
             self._watch_folders(watcher)
         roots = inventory.present_roots()
         self._tell_missing(set(inventory.roots) - set(roots))
-        changed = inventory.changed(self._now())
+        queues = self._queues(inventory.changed(self._now()))
         self._scan_cost = monotonic() - started
-        self._read_all(changed)
+        self._read_all(*queues)
         if self._stopped():
             return
         if not self._ledger.complete or any(map(inventory.is_first_scan, roots)):
@@ -122,7 +122,7 @@ class Collector:
 
     def look(self, paths: Iterable[str]) -> None:
         """Read what is new in these files only."""
-        self._read_all(self._inventory.changed_among(paths, self._now()))
+        self._read_all(*self._queues(self._inventory.changed_among(paths, self._now())))
 
     def close(self) -> None:
         """Close the transcripts that are kept open."""
@@ -137,7 +137,9 @@ class Collector:
         scanned = looked = monotonic()
         while not self._stopped():
             tend_in = self._tend()
-            events = watcher.mode == "events" and not (watcher.unwatched or self._polled)
+            events = watcher.mode == "events" and not (
+                watcher.unwatched or self._polled or self._inventory.crowded
+            )
             interval = rescan_seconds if events else min(POLL_SECONDS, rescan_seconds)
             due = scanned + max(interval, _SCAN_SHARE * self._scan_cost)
             live = self._inventory.live(self._now())
@@ -185,18 +187,22 @@ class Collector:
             logger.info("the folder is there now", extra={"fields": {"root": root}})
         self._missing = missing
 
-    def _read_all(self, sources: Sequence[Source]) -> None:
-        """Read files in turn, each up to the reader's budget, so that none starves the others.
-
-        What comes from roots that are new goes into transactions of its own: it is history.
-        """
+    def _queues(self, sources: Iterable[Source]) -> tuple[_Queue, _Queue]:
+        """Return what is to be read: of roots that were read completely before, and of others."""
         known: _Queue = deque()
         new: _Queue = deque()
         for source in sources:
             first = self._inventory.is_first_scan(source.cursor.root)
             (new if first else known).append((source, _unread(source)))
-        self._stats.pending_bytes = sum(unread for _, unread in (*known, *new))
-        total = self._stats.pending_bytes
+        return known, new
+
+    def _read_all(self, known: _Queue, new: _Queue) -> None:
+        """Read files in turn, each up to the reader's budget, so that none starves the others.
+
+        What comes from roots that are new goes into transactions of its own: it is history.
+        """
+        total = sum(unread for queue in (known, new) for _, unread in queue)
+        self._stats.pending_bytes = total
         for history, queue in ((False, known), (True, new)):
             self._batch.history = history
             self._read_queue(queue, total)

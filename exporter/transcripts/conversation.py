@@ -60,7 +60,7 @@ class Moment(NamedTuple):
         return time if _EARLIEST_MS <= time <= self.now + _AHEAD_MS else self.fallback
 
 
-class Reply(msgspec.Struct):
+class Reply(msgspec.Struct, omit_defaults=True):
     """A `gemini` message as far as the echo rule needs it.
 
     `unset` says that it was seen without tokens, `followed` that a `user` message came after it.
@@ -74,7 +74,7 @@ class Reply(msgspec.Struct):
     followed: bool = False
 
 
-class Memory(msgspec.Struct):
+class Memory(msgspec.Struct, omit_defaults=True):
     """What must be remembered of a transcript between two reads; stored with its cursor."""
 
     session: str = ""

@@ -26,7 +26,7 @@ def open_regular(path: str) -> tuple[int, os.stat_result]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(_NOT_REGULAR, "not a regular file")
+            raise OSError(_NOT_REGULAR, "not a regular file", path)
     except BaseException:
         os.close(fd)
         raise
@@ -48,7 +48,7 @@ def read_small(path: str, limit: int) -> bytes:
     fd, status = open_regular(path)
     with open(fd, "rb") as file:
         if status.st_size > limit:
-            raise OSError(f"larger than {limit} bytes")
+            raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
         return file.read(limit)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from ..ledger.model import FileCursor
@@ -13,13 +14,19 @@ from ..ledger.stats import Stats
 from . import layout
 from .changes import FolderKind
 from .conversation import Place
+from .cursors import Cursors
 from .files import error_reason, identity, modified
-from .layout import Folder
 from .projects import Projects
 from .reader import LOOK_AGAIN, Key, Source, project_hash_of
 
 LIVE_SECONDS: Final = 600
 """A transcript that changed within this time is looked at every second, events or not."""
+
+WATCHED_MAX: Final = 20_000
+"""Folders that are watched for events; where there are more, all are looked at regularly."""
+
+LIVE_MAX: Final = 2_000
+"""Transcripts that are looked at every second, the last ones that were read."""
 
 _BACKOFF: Final = (1.0, 300.0)
 
@@ -38,25 +45,28 @@ class Inventory:
         self.roots = tuple(roots)
         self.gone: list[Key] = []
         """Cursors of files that are not there any more, to be dropped from the ledger."""
+        self.crowded = False
+        """Whether there are more folders than are watched, as `kinds` found last."""
         self._stats = stats
         self._scanned = set(scanned)
-        self._projects = {root: Projects(root) for root in roots}
-        self._cursors = {(c.root, c.path): c for c in cursors if c.root in self._projects}
-        self._folders: dict[str, tuple[str, Folder]] = {}
-        self._parents: list[tuple[str, str]] = []
+        self._projects = {root: Projects(root, self._note_once) for root in roots}
+        self._cursors = Cursors(roots, self._learning(cursors))
+        self._trees: list[layout.Tree] = []
         self._refused: dict[Key, tuple[int, int]] = {}
         self._delays: dict[Key, _Delay] = {}
-        self._live: set[Key] = set()
+        self._live: dict[Key, None] = {}
         self._unsure: set[str] = set()
-        self._links: set[str] = set()
-        for key, cursor in self._cursors.items():
-            self.learn(key, project_hash_of(cursor))
+        self._noted: set[str] = set()
 
     def kinds(self, polled: Container[str]) -> dict[str, FolderKind]:
-        """Return the folders that matter below all roots but these, for the watcher."""
-        parents = (path for root, path in self._parents if root not in polled)
-        files = (path for path, (root, _) in self._folders.items() if root not in polled)
-        return dict.fromkeys(parents, FolderKind.PARENT) | dict.fromkeys(files, FolderKind.FILES)
+        """Return the folders to be watched below all roots but these, which are not too many."""
+        trees = [tree for tree in self._trees if tree.root not in polled]
+        parents = ((path, FolderKind.PARENT) for tree in trees for path in tree.parents)
+        files = ((folder.path, FolderKind.FILES) for tree in trees for folder in tree.chats)
+        every = chain(parents, files)
+        kinds = dict(islice(every, WATCHED_MAX))
+        self.crowded = next(every, None) is not None
+        return kinds
 
     def present_roots(self) -> list[str]:
         """Return the roots that exist."""
@@ -72,26 +82,26 @@ class Inventory:
 
     def find_folders(self) -> None:
         """Look for the folders of all roots; this comes before any listing of files."""
-        self._folders, self._parents = {}, []
+        self._trees.clear()
         self._unsure.clear()
         for root in self.roots:
             self._projects[root].refresh()
-            tree = layout.tree(root, self._noting(root))
-            self._parents += ((root, path) for path in tree.parents)
-            self._folders.update((folder.path, (root, folder)) for folder in tree.chats)
+            self._trees.append(layout.tree(root, self._noting(root)))
 
     def changed(self, now: float) -> list[Source]:
         """List every folder and return the transcripts that have something new."""
         sources: list[Source] = []
         listed: set[Key] = set()
         files = dict.fromkeys(self.roots, 0)
-        for root, folder in self._folders.values():
-            prefix = folder.path[len(root) + 1 :]
-            for name, status in layout.transcripts(folder, self._noting(root)):
-                key = (root, os.path.join(prefix, name))
-                listed.add(key)
-                files[root] += 1
-                sources += self._if_changed(key, status, now)
+        for tree in self._trees:
+            root, note = tree.root, self._noting(tree.root)
+            for folder in tree.chats:
+                prefix = folder.path[len(root) + 1 :] + os.sep
+                for name, status in layout.transcripts(folder, note):
+                    key = (root, prefix + name)
+                    listed.add(key)
+                    files[root] += 1
+                    sources += self._if_changed(key, status, now)
         self._stats.files = files
         # A root with a folder that could not be listed is no proof that anything is gone.
         top = {root for root in self.roots if os.path.isdir(os.path.join(root, "tmp"))}
@@ -110,32 +120,38 @@ class Inventory:
         sources: list[Source] = []
         for path in sorted(paths):
             folder_path, name = os.path.split(path)
-            root, folder = self._folders.get(folder_path, ("", None))
-            if folder is not None and layout.is_transcript(name, folder.parent):
-                key = (root, path[len(root) + 1 :])
+            for tree in self._trees:
+                folder = tree.folder(folder_path)
+                if folder is None or not layout.is_transcript(name, folder.parent):
+                    continue
+                key = (tree.root, path[len(tree.root) + 1 :])
                 try:
                     sources += self._if_changed(key, os.lstat(path), now)
                 except OSError:
                     if key in self._live:
                         sources.append(self._source(key, 0))
+                break
         return sources
 
-    def live(self, now: float) -> set[Key]:
+    def live(self, now: float) -> Collection[Key]:
         """Return the transcripts that changed lately, or must be looked at once more."""
-        self._live = {key for key in self._live if self._is_live(key, now)}
-        return self._live
+        self._live = {key: None for key in self._live if self._is_live(key, now)}
+        return self._live.keys()
 
     def drop(self, key: Key) -> None:
         """Forget a transcript that is gone."""
         self.gone.append(key)
-        self._cursors.pop(key, None)
-        self._live.discard(key)
+        self._cursors.pop(key)
+        self._live.pop(key, None)
 
     def settle(self, cursor: FileCursor) -> None:
         """Take over the cursor of a file once the ledger has it."""
         key = (cursor.root, cursor.path)
-        self._cursors[key] = cursor
-        self._live.add(key)
+        self._cursors.put(cursor)
+        self._live.pop(key, None)
+        self._live[key] = None
+        if len(self._live) > LIVE_MAX:
+            del self._live[next(iter(self._live))]
         self._delays.pop(key, None)
 
     def refuse(self, key: Key, error: OSError, now: float) -> None:
@@ -162,7 +178,7 @@ class Inventory:
         ):
             return
         if not stat.S_ISREG(status.st_mode) and key in self._live:
-            self._live.discard(key)
+            del self._live[key]
             yield self._source(key, 0)  # what was written before is read through the open file
             return
         if not stat.S_ISREG(status.st_mode):
@@ -193,17 +209,29 @@ class Inventory:
         cursor = self._cursors.get(key) or FileCursor(*key)
         return Source(os.path.join(*key), size, cursor)
 
+    def _learning(self, cursors: Iterable[FileCursor]) -> Iterator[FileCursor]:
+        """Pass cursors on, and learn from those of our roots what they tell of projects."""
+        for cursor in cursors:
+            if cursor.root in self._projects:
+                self.learn((cursor.root, cursor.path), project_hash_of(cursor))
+            yield cursor
+
     def _noting(self, root: str) -> layout.OnError:
         def note(error: OSError) -> None:
             if error.errno == errno.ELOOP:
-                if error.filename in self._links:
-                    return
-                self._links.add(error.filename)
-            elif not isinstance(error, FileNotFoundError):
+                self._note_once(error)
+                return
+            if not isinstance(error, FileNotFoundError):
                 self._unsure.add(root)
             self._note(error)
 
         return note
+
+    def _note_once(self, error: OSError) -> None:
+        """Count what is wrong with one path for as long as it is there, not at every look."""
+        if error.filename not in self._noted and not isinstance(error, FileNotFoundError):
+            self._noted.add(error.filename)
+            self._note(error)
 
     def _note(self, error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):

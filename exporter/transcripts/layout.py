@@ -6,11 +6,12 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 _NAME: Final = re.compile(r".+\.(?:json|jsonl|jsonl\.unreadable-[0-9]+)", re.DOTALL)
 _HASH: Final = re.compile("[0-9a-f]{64}")
+_CHATS: Final = "chats"
 _NEVER_LISTED: Final = "tool-outputs"
 
 OnError = Callable[[OSError], None]
@@ -27,11 +28,50 @@ class Folder(NamedTuple):
     """Id of the session that started the subagents of this folder; empty for `chats` itself."""
 
 
-class Tree(NamedTuple):
-    """The folders of one root: those that hold transcripts, and those where such may appear."""
+class Tree:
+    """The folders of one root: those that hold transcripts, and those where such may appear.
 
-    chats: list[Folder]
-    parents: list[str]
+    Only names are kept, and paths are made of them when asked for: there may be very many.
+    """
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self._top = os.path.join(root, "tmp")
+        self._parents: dict[str, tuple[str, ...] | None] = {}
+
+    def add(self, project: str, parents: Iterable[str] | None) -> None:
+        """Add a project folder with the subagent folders in its `chats`; None without `chats`."""
+        self._parents[project] = None if parents is None else tuple(parents)
+
+    @property
+    def chats(self) -> Iterator[Folder]:
+        """The folders that hold transcripts."""
+        for project, parents in self._parents.items():
+            if parents is not None:
+                chats = os.path.join(self._top, project, _CHATS)
+                yield Folder(chats, project, "")
+                for parent in parents:
+                    yield Folder(os.path.join(chats, parent), project, parent)
+
+    @property
+    def parents(self) -> Iterator[str]:
+        """The folders in which others may appear."""
+        yield self.root
+        yield self._top
+        for project in self._parents:
+            yield os.path.join(self._top, project)
+
+    def folder(self, path: str) -> Folder | None:
+        """Return what is known of a folder with that path if it is one that holds transcripts."""
+        top = os.path.join(self._top, "")
+        if not path.startswith(top):
+            return None
+        project, *below = path[len(top) :].split(os.sep)
+        parents = self._parents.get(project)
+        if parents is None or below[:1] != [_CHATS] or len(below) > 2:
+            return None
+        parent = below[1] if len(below) == 2 else ""
+        return Folder(path, project, parent) if not parent or parent in parents else None
 
 
 def is_hash(folder: str) -> bool:
@@ -57,18 +97,14 @@ def tree(root: str, on_error: OnError) -> Tree:
     Only `tmp`, project folders and `chats` are listed; links are not followed below `tmp`. A root
     that does not exist (yet) is a parent like any other.
     """
+    found = Tree(root)
     top = os.path.join(root, "tmp")
-    found = Tree([], [root, top])
     for project in sorted(_subfolders(top, on_error), key=lambda name: (is_hash(name), name)):
-        folder = os.path.join(top, project)
-        chats = os.path.join(folder, "chats")
-        found.parents.append(folder)
-        if not _is_folder(chats, on_error):
-            continue
-        found.chats.append(Folder(chats, project, ""))
-        for parent in sorted(_subfolders(chats, on_error)):
-            if parent != _NEVER_LISTED:
-                found.chats.append(Folder(os.path.join(chats, parent), project, parent))
+        chats = os.path.join(top, project, _CHATS)
+        parents = None
+        if _is_folder(chats, on_error):
+            parents = sorted(set(_subfolders(chats, on_error)) - {_NEVER_LISTED})
+        found.add(project, parents)
     return found
 
 

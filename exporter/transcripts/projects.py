@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from hashlib import sha256
 from typing import Final
 
@@ -11,10 +10,12 @@ import msgspec
 
 from ..ledger.model import Project
 from .files import read_small
-from .layout import is_hash
+from .layout import OnError, is_hash
 
-_PATH_LIMIT: Final = 16_384
+_PATH_LIMIT: Final = 4_096
 _REGISTRY_LIMIT: Final = 2_000_000
+_PROJECTS_MAX: Final = 5_000
+"""Projects of one root whose paths are remembered; what a hash belongs to, too."""
 
 
 class _Registry(msgspec.Struct):
@@ -29,8 +30,10 @@ class Projects:
     that `projectHash` (on Windows only this finds it: stored paths are lower-cased there).
     """
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, on_error: OnError) -> None:
+        """`on_error` is told of each failed try to read what names projects; it may be missing."""
         self._root = root
+        self._on_error = on_error
         self._known: dict[str, Project] = {}
         self._by_hash: dict[str, Project] = {}
         self._paths: dict[str, str] = {}
@@ -45,7 +48,10 @@ class Projects:
             if stamp == self._registry_stamp:
                 return
             registry = msgspec.json.decode(read_small(path, _REGISTRY_LIMIT), type=_Registry)
-        except (OSError, msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        except OSError as error:
+            self._on_error(error)
+            return
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return
         self._registry_stamp = stamp
         for place, slug in registry.projects.items():
@@ -55,23 +61,27 @@ class Projects:
     def project(self, folder: str) -> Project:
         """Return the project of a folder below `tmp`."""
         project = self._known.get(folder)
-        if project is None or (not project.path and not is_hash(folder)):
+        if project is None:
             project = self._by_hash.get(folder) if is_hash(folder) else self._named(folder)
             if project is None:
                 return Project(f"unknown-{folder[:8]}")
-            self._known[folder] = project
+            # A slug without a path is asked for again: its path may be written later.
+            if (project.path or is_hash(folder)) and len(self._known) < _PROJECTS_MAX:
+                self._known[folder] = project
         return project
 
     def learn(self, folder: str, project_hash: str) -> None:
         """Note the `projectHash` that a transcript in a slug folder carries."""
-        if not is_hash(folder) and is_hash(project_hash):
-            self._by_hash.setdefault(project_hash, self.project(folder))
+        if not is_hash(folder) and is_hash(project_hash) and project_hash not in self._by_hash:
+            self._learn_hash(project_hash, self.project(folder))
 
     def _named(self, slug: str) -> Project:
         path = self._paths.get(slug, "")
         marker = os.path.join(self._root, "tmp", slug, ".project_root")
-        with suppress(OSError):
+        try:
             path = os.fsdecode(read_small(marker, _PATH_LIMIT)).strip() or path
+        except OSError as error:
+            self._on_error(error)
         project = Project(slug, path)
         if path:
             self._learn_path(project)
@@ -79,4 +89,8 @@ class Projects:
 
     def _learn_path(self, project: Project) -> None:
         digest = sha256(project.path.encode("utf-8", "surrogateescape")).hexdigest()
-        self._by_hash.setdefault(digest, project)
+        self._learn_hash(digest, project)
+
+    def _learn_hash(self, digest: str, project: Project) -> None:
+        if len(self._by_hash) < _PROJECTS_MAX:
+            self._by_hash.setdefault(digest, project)

@@ -30,7 +30,7 @@ class Reason(StrEnum):
     TOO_MANY = "too_many"
 
 
-class Tokens(msgspec.Struct, gc=False):
+class Tokens(msgspec.Struct, gc=False, omit_defaults=True):
     """Usage as recorded; `cached` is part of `input`, a missing count is 0."""
 
     input: Count = 0
