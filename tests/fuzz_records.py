@@ -85,7 +85,7 @@ def fuzz_text(data: bytes) -> None:
 def read(path: Path, reader: Reader, cursor: FileCursor) -> tuple[FileCursor, Batch]:
     batch, reasons = Batch(), Counter[str]()
     while True:
-        source = Source(str(path), 0, cursor)
+        source = Source(cursor.root, cursor.path, 0, cursor)
         reading = reader.read(source, PLACE, NOW, True, batch, reasons)
         assert reading.cursor is not None
         assert cursor.offset <= reading.cursor.offset <= reading.cursor.size

@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,9 +119,49 @@ HUGE = (
         1,
         suffix=".json",
     ),
+    Huge(
+        "document of 60 MB of half emojis",
+        (
+            b'{"messages":[{"id":"u","type":"user","content":"',
+            Many(rb"\ud83d", 60 * MB),
+            b'"},' + dumps(gemini("huge")) + b"]}",
+        ),
+        1,
+        suffix=".json",
+    ),
+    Huge("50 MB of empty lines", (Many(b"\n", 50 * MB), _AFTER), 1),
     Huge("document of messages", (b'{"messages":[', _EMPTY, b"{}]}"), 0, {"too_many": 1}, ".json"),
     Huge("document of 1 GB", (Hole(1_024 * MB),), 0, {"line_too_long": 1}, ".json"),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """Replies that each bring another name of a label."""
+
+    label: str
+    reply: Callable[[int], dict[str, Any]]
+    document: bool = False
+    folders: bool = False
+    """Whether each reply has a project folder of its own."""
+
+    def write(self, root: Path, number: int) -> None:
+        """Write so many replies below a root."""
+        lines = (dumps(self.reply(n)) for n in range(number))
+        if self.folders:
+            for n, line in enumerate(lines):
+                chats = root / "tmp" / f"project-{n}" / "chats"
+                chats.mkdir(parents=True)
+                (chats / "session-a.jsonl").write_bytes(line + b"\n")
+            return
+        chats = root / "tmp" / "shop" / "chats"
+        chats.mkdir(parents=True)
+        if self.document:
+            path = chats / "session-a.json"
+            path.write_bytes(b'{"messages":[' + b",".join(lines) + b"]}")
+            os.utime(path, (1_796_000_000, 1_796_000_000))
+        else:
+            (chats / "session-a.jsonl").write_bytes(b"\n".join(lines) + b"\n")
 
 
 ODD = (

@@ -1,4 +1,8 @@
-"""Hostile homes: nothing crashes, hangs or fills the memory, and what is refused is counted."""
+"""Hostile homes: nothing crashes, hangs or fills the memory, and what is refused is counted.
+
+GEMINI_CLI_EXPORTER_TEST_FLOOD sets how many projects, models and tools there are; 100000 take a
+minute or two.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,27 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
+from exporter.ledger import names
+from exporter.ledger.labels import CAPS
 from exporter.ledger.model import Batch, FileCursor, Project, message_key
 from exporter.outputs.prometheus import OPENMETRICS, TEXT, Exposition
 from exporter.transcripts.conversation import Place
 from exporter.transcripts.reader import LOOK_AGAIN, Reader, Reading, Source
 from exporter.transcripts.shapes import Reason
 from tests import hostile
-from tests.hostile import HUGE, MB, Huge
+from tests.hostile import HUGE, MB, Flood, Huge
 from tests.program import Metrics, once
 from tests.real import RealSet
-from tests.support import Home, counted, dumps, gemini, header, home, user
+from tests.support import BOOK, Home, counted, dumps, gemini, header, home, user
 from tests.test_replays import messages_of
 
 MOST_MEMORY = 150 * MB
+
+FLOOD = int(os.environ.get("GEMINI_CLI_EXPORTER_TEST_FLOOD", "6000"))
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
 
@@ -52,7 +61,7 @@ class Cold:
         batch, reasons = Batch([], [], {}, []), Counter[str]()
         cursor = FileCursor(str(self.path.parent), self.path.name)
         status = self.path.stat()
-        source = Source(str(self.path), status.st_size, cursor)
+        source = Source(cursor.root, cursor.path, status.st_size, cursor)
         place = Place(Project("shop"), "a", "")
         now = round((status.st_mtime + age) * 1000)
         reading = self._reader.read(source, place, now, False, batch, reasons)
@@ -237,7 +246,8 @@ def test_folders_named_as_transcripts_hurt_nobody(scratch: Home) -> None:
     scratch.write(gemini())
     scratch.scan()
     assert scratch.turns == 1
-    assert sum(scratch.stats.file_errors.values()) == 0
+    errors = {reason: count for reason, count in scratch.stats.file_errors.items() if count}
+    assert errors == {"not_regular": 2}, "what should name the projects"
 
 
 def test_folders_that_are_links_are_not_followed(scratch: Home, tmp_path: Path) -> None:
@@ -332,23 +342,62 @@ def test_memory_stays_small_whatever_is_in_a_transcript(huge: Huge, tmp_path: Pa
     assert run.peak <= MOST_MEMORY
 
 
+def with_model(name: str) -> Callable[[int], dict[str, Any]]:
+    return lambda n: gemini(f"g-{n}", n, model=f"{name}-{n}")
+
+
+def with_tool(name: str) -> Callable[[int], dict[str, Any]]:
+    return lambda n: gemini(f"g-{n}", n, calls=[("c", f"{name}-{n}", "success")])
+
+
+FLOODS = {
+    "models": Flood("model", with_model("model")),
+    "models with a price": Flood("model", with_model("gemini-3.6-flash")),
+    "tools": Flood("tool", with_tool("tool")),
+    "tools in a document": Flood("tool", with_tool("tool"), document=True),
+    "projects": Flood("project", lambda n: gemini(f"g-{n}", n), folders=True),
+}
+
+
 @linux
-def test_a_flood_of_names_ends_at_the_caps(tmp_path: Path) -> None:
-    number = 5_000
+@pytest.mark.timeout(60 + FLOOD // 500)
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_a_flood_of_names_ends_at_the_cap_and_memory_stays_small(
+    flood: Flood, tmp_path: Path
+) -> None:
     root = tmp_path / "gemini"
-    for n in range(number):
-        chats = root / "tmp" / f"project-{n}" / "chats"
-        chats.mkdir(parents=True)
-        reply = gemini(f"g-{n}", model=f"model-{n}", calls=[("c", f"tool-{n}", "success")])
-        (chats / "session-a.jsonl").write_bytes(dumps(reply) + b"\n")
-    run = once(tmp_path, root)
+    flood.write(root, FLOOD)
+    run = once(tmp_path, root, 30 + FLOOD / 1_000)
+    shutil.rmtree(root)
     metrics = run.metrics
-    assert metrics.value("gemini_cli_turns_total") == number
-    caps = {"model": 100, "project": 1_000, "tool": 200}
+    assert metrics.value("gemini_cli_turns_total") == FLOOD
+    beyond = FLOOD - CAPS[flood.label]
     name = "gemini_cli_exporter_label_overflow_total"
-    assert metrics.by_label(name, "label") == {key: number - cap for key, cap in caps.items()}
-    for label, cap in caps.items():
-        calls = metrics.by_label("gemini_cli_tool_calls_total", label)
-        assert len(calls) == cap + 1
-        assert calls["other"] == number - cap
+    assert metrics.by_label(name, "label") == {flood.label: beyond}
+    turns = "gemini_cli_tool_calls_total" if flood.label == "tool" else "gemini_cli_turns_total"
+    counts = metrics.by_label(turns, flood.label)
+    assert counts.pop("other") == beyond
+    assert [*counts.values()] == [1] * CAPS[flood.label]
     assert run.peak <= MOST_MEMORY
+
+
+def test_projects_beyond_those_that_a_ledger_tells_apart_are_one(
+    scratch: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "_PROJECTS_MAX", 3)
+    for number in range(6):
+        scratch.write(gemini(f"g-{number}"), project=f"shop-{number}")
+    for _ in range(2):
+        projects = Counter({key[0]: row.turns for key, row in scratch.scan().pairs.items()})
+        assert projects == {"shop-0": 1, "shop-1": 1, "shop-2": 1, "other": 3}
+        assert scratch.turns == 6
+        scratch.restart()
+    scratch.write(gemini("g-6"), project="shop-5")
+    assert Counter({key[0]: row.turns for key, row in scratch.scan().pairs.items()})["other"] == 4
+    assert scratch.ledger.overflow["project"] == 1
+
+
+def test_models_with_one_published_price_share_its_rates() -> None:
+    now = 1_796_000_000_000
+    rates = {BOOK.rate(f"gemini-3.6-flash-{number}", now, 10) for number in range(100)}
+    assert [rate and rate.model for rate in rates] == ["gemini-3.6-flash"]

@@ -74,3 +74,15 @@ def test_the_installed_command_reads_an_empty_home_once(program: Path, tmp_path:
     settings = ("--transcripts.root", root, "--ledger.path", ledger)
     printed = run(program, "once", *settings, cwd=tmp_path, home=tmp_path)
     assert f'gemini_cli_exporter_build_info{{version="{__version__}"' in printed
+
+
+def test_the_installed_command_writes_the_dashboards_and_rules(
+    program: Path, tmp_path: Path
+) -> None:
+    run(program, "assets", tmp_path / "out", cwd=tmp_path, home=tmp_path)
+    written = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    names = {path.relative_to(tmp_path / "out") for path in written}
+    assert all(
+        (tmp_path / "out" / name).read_bytes() == (PROJECT / name).read_bytes() for name in names
+    )
+    assert {Path("grafana/dashboards/overview.json"), Path("deploy/compose.yaml")} <= names

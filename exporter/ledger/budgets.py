@@ -45,9 +45,8 @@ class Calendar:
 
     def spans(self, now: int) -> Mapping[Period, Span]:
         """Return the span of each period that contains `now`, in milliseconds since the epoch."""
-        if any(not span.start <= now < span.end for span in self._spans.values()) or (
-            not self._spans
-        ):
+        spans = self._spans
+        if not spans or any(not span.start <= now < span.end for span in spans.values()):
             today = self._date(now)
             monday = today - timedelta(days=today.weekday())
             first = today.replace(day=1)
@@ -56,11 +55,11 @@ class Calendar:
                 Period.WEEK: (monday, monday + timedelta(days=7)),
                 Period.MONTH: (first, (first + timedelta(days=31)).replace(day=1)),
             }
-            self._spans = {
+            spans = self._spans = {
                 period: Span(self._begin(start), self._begin(end))
                 for period, (start, end) in bounds.items()
             }
-        return self._spans
+        return spans
 
     def _date(self, time: int) -> date:
         return datetime.fromtimestamp(time / 1000, self._zone).date()

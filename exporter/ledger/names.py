@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import OrderedDict
 from typing import Final
 
 from .labels import CAPS, OTHER, ProjectLabel, clean_label, distinct_label, model_label
@@ -18,8 +19,6 @@ _OTHERS: Final = Project(OTHER)
 _SESSIONS_MAX: Final = 20_000
 _SHORT_ID: Final = 8
 _NAMES_MAX: Final = 20_000
-_OVERFLOW_MAX: Final = 100_000
-"""Names beyond a cap that are counted once each; more of them may be counted again."""
 
 
 class Names:
@@ -33,7 +32,7 @@ class Names:
         self._db = db
         self._show = show
         self.overflow: dict[str, int] = dict.fromkeys(CAPS, 0)
-        self._overflowed: set[int] = set()
+        self._overflowed: OrderedDict[int, None] = OrderedDict()
         self.reload()
 
     def reload(self) -> None:
@@ -180,8 +179,9 @@ class Names:
         mark = hash((kind, name))
         if mark not in self._overflowed:
             self.overflow[kind] += 1
-            if len(self._overflowed) < _OVERFLOW_MAX:
-                self._overflowed.add(mark)
+            self._overflowed[mark] = None
+            if len(self._overflowed) > _NAMES_MAX:
+                self._overflowed.popitem(last=False)
 
     def _own(self, label: str, key: int, path: str) -> None:
         self._naming = None

@@ -19,6 +19,7 @@ import msgspec
 from .model import Rate
 
 if TYPE_CHECKING:
+    from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelPrice, PriceCalculation
 
 LIBRARY: Final = "genai-prices"
@@ -114,6 +115,7 @@ class PriceBook:
         if schedule is None:
             if len(self._schedules) >= _SCHEDULES_MAX:
                 self._schedules.clear()
+                self._published = _PublishedPrices()
             schedule = self._schedules[key] = self._build(clean_name(model), key[1] * _DAY_MS)
         return schedule
 
@@ -129,12 +131,11 @@ class PriceBook:
                     tiers.append((override.above_tokens, override.above))
                 return _schedule(name, tiers, multiplier, "override")
             if override.price_as:
-                name = clean_name(override.price_as)
                 source = f"override price_as, {LIBRARY} {library_version()}"
-                return _schedule(name, self._published.tiers(name, when), multiplier, source)
-        name = _ALIASES.get(name, name)
-        tiers = self._published.tiers(name, when)
-        return _schedule(name, tiers, multiplier, f"{LIBRARY} {library_version()}")
+                published = self._published.tiers(clean_name(override.price_as), when)
+                return _schedule(*published, multiplier, source)
+        published = self._published.tiers(_ALIASES.get(name, name), when)
+        return _schedule(*published, multiplier, f"{LIBRARY} {library_version()}")
 
 
 @cache
@@ -161,33 +162,66 @@ def _schedule(
 
 
 class _PublishedPrices:
-    """The library's prices as tiers, each price object of the library examined once."""
+    """The library's prices as tiers, each price object of the library examined once.
+
+    The library remembers every name that it was asked for, here in a snapshot that ends with this.
+    """
 
     def __init__(self) -> None:
         # The price object is kept beside its tiers: an id is only unique while its object lives.
         self._known: dict[int, tuple[ModelPrice, list[tuple[int, PriceTier]]]] = {}
+        self._snapshot: DataSnapshot | None = None
 
-    def tiers(self, name: str, when: datetime) -> list[tuple[int, PriceTier]]:
-        """Return the tiers of a model, empty where the library does not know the name."""
+    def tiers(self, name: str, when: datetime) -> tuple[str, list[tuple[int, PriceTier]]]:
+        """Return the published name of a model, which many share, and its tiers.
+
+        There are none where the library does not know the name.
+        """
         if name in _UNRESOLVED:
-            return []
+            return name, []
         try:
-            price = _calculate(name, when).model_price
+            found = self._calculate(name, when)
         except LookupError:
-            return []
+            return name, []
+        price = found.model_price
         known = self._known.get(id(price))
         if known is None:
             tiers = _tiers(price)
-            known = (price, tiers if _agrees(tiers, name, when) else [])
+            known = (price, tiers if self._agrees(tiers, name, when) else [])
             self._known[id(price)] = known
-        return known[1]
+        return found.model.id, known[1]
 
+    def _calculate(self, name: str, when: datetime, **tokens: int) -> PriceCalculation:
+        from genai_prices import Usage
 
-def _calculate(name: str, when: datetime, **tokens: int) -> PriceCalculation:
-    from genai_prices import Usage, calc_price
+        if self._snapshot is None:
+            from genai_prices.data import providers
+            from genai_prices.data_snapshot import DataSnapshot
 
-    usage = Usage(**(tokens or {"input_tokens": 0}))
-    return calc_price(usage, name, provider_id="google", genai_request_timestamp=when)
+            self._snapshot = DataSnapshot(providers, from_auto_update=False)
+        usage = Usage(**(tokens or {"input_tokens": 0}))
+        return self._snapshot.calc(usage, name, "google", None, when)
+
+    def _agrees(self, tiers: list[tuple[int, PriceTier]], name: str, when: datetime) -> bool:
+        """Tell whether our arithmetic gives the library's own result at and around each threshold.
+
+        It guards against a later library that prices in a way which these tiers do not describe:
+        such a model is unpriced rather than priced wrongly.
+        """
+        schedule = _schedule(name, tiers, Decimal(1), "")
+        sizes = {
+            size for start, _ in tiers for size in (start, start + 1, 2 * start + 7) if size > 0
+        }
+        for prompt in sorted(sizes | {1000}):
+            cached, output = prompt // 3, prompt // 5 + 1
+            theirs = self._calculate(
+                name, when, input_tokens=prompt, cache_read_tokens=cached, output_tokens=output
+            ).total_price
+            rate = [rate for threshold, rate in schedule if prompt > threshold][-1]
+            ours = (prompt - cached) * rate.input + cached * rate.cached + output * rate.output
+            if ours != theirs * 10**12:
+                return False
+        return True
 
 
 def _tiers(price: ModelPrice) -> list[tuple[int, PriceTier]]:
@@ -210,23 +244,3 @@ def _price_above(kind: Any, threshold: int) -> Decimal | None:
         if tier.start <= threshold:
             price = tier.price
     return price
-
-
-def _agrees(tiers: list[tuple[int, PriceTier]], name: str, when: datetime) -> bool:
-    """Tell whether our arithmetic gives the library's own result at and around each threshold.
-
-    It guards against a later library that prices in a way which these tiers do not describe: such a
-    model is unpriced rather than priced wrongly.
-    """
-    schedule = _schedule(name, tiers, Decimal(1), "")
-    sizes = {size for start, _ in tiers for size in (start, start + 1, 2 * start + 7) if size > 0}
-    for prompt in sorted(sizes | {1000}):
-        cached, output = prompt // 3, prompt // 5 + 1
-        theirs = _calculate(
-            name, when, input_tokens=prompt, cache_read_tokens=cached, output_tokens=output
-        ).total_price
-        rate = [rate for threshold, rate in schedule if prompt > threshold][-1]
-        ours = (prompt - cached) * rate.input + cached * rate.cached + output * rate.output
-        if ours != theirs * 10**12:
-            return False
-    return True

@@ -12,6 +12,8 @@ from .model import Rate, TokenUsage
 from .totals import SpendKey
 
 HOUR_MS: Final = 3_600_000
+_AHEAD_MS: Final = 5 * 60_000
+"""A turn may be this far ahead of the clock; one beyond is from before the clock was set back."""
 _KEPT_MS: Final = 40 * 86_400_000
 """Longer than any period; what is older stays in the ledger only."""
 
@@ -21,7 +23,7 @@ _COUNTS: Final = "input, cached, output, thoughts, tool"
 class Spend:
     """Costs in pico-USD by slot and project id, and turn by turn for the last hour.
 
-    Loaded once from the ledger, then moved after each committed transaction. Times are milliseconds
+    Loaded from the ledger, then moved after each committed transaction. Times are in milliseconds
     since the epoch.
     """
 
@@ -29,19 +31,9 @@ class Spend:
         self, db: sqlite3.Connection, rates: Mapping[int, Rate], now: int, last_turn: int
     ) -> None:
         """`last_turn` is the time of the latest turn, which may spare a look at all of them."""
-        self._slots: dict[tuple[int, int], int] = {}
-        self._turns: list[tuple[int, int, int]] = []
-        slots = db.execute(
-            f"SELECT slot, project, rate, {_COUNTS} FROM spend_total WHERE slot >= ?",
-            (_first_kept(now),),
-        )
-        self._add_slots((((row[0], row[1], row[2]), row[3:]) for row in slots), rates, now)
-        if last_turn > now - HOUR_MS:
-            turns = db.execute(
-                f"SELECT time, project, rate, {_COUNTS} FROM turn WHERE time > ? AND rate != 0",
-                (now - HOUR_MS,),
-            )
-            self._add_turns(((*row[:3], TokenUsage(*row[3:])) for row in turns), rates, now)
+        self._db = db
+        self._now = now
+        self._load(rates, now, last_turn)
 
     def absorb(
         self,
@@ -51,8 +43,13 @@ class Spend:
         now: int,
     ) -> None:
         """Take over what a committed transaction has added."""
-        self._add_slots(slots.items(), rates, now)
-        self._add_turns(turns, rates, now)
+        if now < self._now:
+            # The clock was set back, so what was dropped as too old may count once more.
+            self._load(rates, now, last_turn=now)
+        else:
+            self._add_slots(slots.items(), rates, now)
+            self._add_turns(turns, rates, now)
+        self._now = now
 
     def in_periods(self, spans: Mapping[Period, Span]) -> dict[tuple[Period, int], int]:
         """Return what was spent in each period by project id, in pico-USD."""
@@ -70,9 +67,24 @@ class Spend:
         """Return what was spent in the 60 minutes before `now` by project id, in pico-USD."""
         spent: dict[int, int] = {}
         for time, project, cost in self._turns:
-            if time > now - HOUR_MS:
+            if now - HOUR_MS < time <= now + _AHEAD_MS:
                 spent[project] = spent.get(project, 0) + cost
         return spent
+
+    def _load(self, rates: Mapping[int, Rate], now: int, last_turn: int) -> None:
+        self._slots: dict[tuple[int, int], int] = {}
+        self._turns: list[tuple[int, int, int]] = []
+        slots = self._db.execute(
+            f"SELECT slot, project, rate, {_COUNTS} FROM spend_total WHERE slot >= ?",
+            (_first_kept(now),),
+        )
+        self._add_slots((((row[0], row[1], row[2]), row[3:]) for row in slots), rates, now)
+        if last_turn > now - HOUR_MS:
+            turns = self._db.execute(
+                f"SELECT time, project, rate, {_COUNTS} FROM turn WHERE time > ? AND rate != 0",
+                (now - HOUR_MS,),
+            )
+            self._add_turns(((*row[:3], TokenUsage(*row[3:])) for row in turns), rates, now)
 
     def _add_slots(
         self,

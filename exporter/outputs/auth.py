@@ -60,7 +60,7 @@ class BasicAuth:
         app = self._app
         if users := self._live.current().users:
             given = _credentials(scope)
-            right = given is not None and await self._verify(scope["client"][0], users, *given)
+            right = given is not None and await self._verify(scope, users, *given)
             if right is None:
                 text = "Too many passwords are being verified.\n"
                 app = PlainTextResponse(text, 429, {"Retry-After": "1"})
@@ -71,7 +71,7 @@ class BasicAuth:
         await app(scope, receive, send)
 
     async def _verify(
-        self, address: str, users: Mapping[str, bytes], user: str, password: bytes
+        self, scope: Scope, users: Mapping[str, bytes], user: str, password: bytes
     ) -> bool | None:
         """Return whether the password is that of the user; None when too many wait already."""
         known = user in users
@@ -82,6 +82,7 @@ class BasicAuth:
         digest = self._digest(hashed + password)
         if known and self._remembers(user, digest):
             return True
+        address = scope["client"][0] if scope["client"] else ""  # None: it has just left
         line = self._lines.setdefault(address, _Line())
         if line.length >= _MAX_WAITING or len(self._lines) > _MAX_CLIENTS:
             if not line.length:

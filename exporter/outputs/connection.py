@@ -124,7 +124,7 @@ class Connection(H11Protocol):
     def cut(self) -> None:
         """Close at once, whatever has not been sent."""
         self._left = True
-        self.transport.abort()
+        self._wire.abort()
 
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport, wire: asyncio.Transport | None = None
@@ -155,8 +155,11 @@ class Connection(H11Protocol):
 
     def shutdown(self) -> None:
         """Close as the server stops, when the answer under way is done."""
+        if self.transport.is_closing():
+            return
+        idle = not self.busy and not self._unsent
         super().shutdown()
-        if not self.busy and not self.transport.get_write_buffer_size():
+        if idle:
             self._wire.close()  # TLS would wait for the client's farewell.
 
     def data_received(self, data: bytes) -> None:
@@ -212,9 +215,11 @@ class Connection(H11Protocol):
 
     @property
     def _unsent(self) -> int:
-        """Bytes that the kernel has not got: TLS has a buffer of its own, above the socket's."""
-        above = self.transport.get_write_buffer_size() if self.transport is not self._wire else 0
-        return above + self._wire.get_write_buffer_size()
+        """Bytes that the kernel has not got.
+
+        TLS has a buffer of its own above the socket's, but fills it only while that is not empty.
+        """
+        return self._wire.get_write_buffer_size()
 
     def _tell(self) -> None:
         told, self._untaken = self._untaken, []

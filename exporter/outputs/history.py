@@ -8,15 +8,14 @@ ledger holds between them. `between` says which samples stand beside these.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ..ledger.reading import open_for_reading
+from ..ledger.reading import meta, open_for_reading
 from ..ledger.series import START_BEFORE_MS
 from .metric import Metric
 from .past import Past
@@ -34,8 +33,8 @@ had ended and the scraper's first sample was stamped; what happened meanwhile is
 _OWN_LABELS: Final = frozenset({"le", *(name for metric in FAMILIES for name in metric.labels)})
 _LABEL: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-_SAMPLES: Final = 5_000
-"""How many samples are handed over at a time."""
+_SAMPLES: Final = 1_000
+"""How many samples are handed over at a time; a histogram's point is one of them."""
 
 Progress = Callable[[int, int], None]
 """Is told how much is done, and how much there is to do in all."""
@@ -91,11 +90,18 @@ def write_history(
     """Write the counters of a ledger with timestamps, as OpenMetrics.
 
     Memory does not grow with the ledger; a sorted copy of it lies in a temporary file meanwhile.
-    Raises LedgerError if the ledger cannot be read, HistoryError if nothing lies in the range or it
-    runs into what has been scraped, and OSError.
+    Raises LedgerError if the ledger cannot be read, HistoryError if it is not complete, nothing
+    lies in the range or that runs into what has been scraped, and OSError.
     """
     with closing(open_for_reading(ledger)) as db:
+        if not meta(db, "complete") or meta(db, "catching_up"):
+            raise HistoryError(
+                f"the ledger {ledger} does not hold all transcripts yet; wait for the first scan"
+                " to end, or run `gemini-cli-exporter once`"
+            )
         past = Past(db, whole=options.allow_overlap)
+        if not past.latest:
+            raise HistoryError(f"there is no turn in the ledger {ledger} yet; nothing to write")
         samples = _Samples(out, _span(options, past))
         families = [(metric, read(metric, past)) for metric in FAMILIES]
         total, done = sum(one.rows for _, several in families for one in several), 0
@@ -113,18 +119,21 @@ def write_history(
         samples.end()
 
 
-def between(before: int, after: int) -> Iterable[int]:
-    """Return where samples stand between two moments at which something happened.
+def between(before: int, after: int) -> Iterator[range]:
+    """Yield where samples stand between two moments at which something happened.
 
     They are a minute apart in the five minutes after the one and before the other, and four minutes
     in the time between unless that is more than an hour. In a longer pause none are needed: what is
     compared with the next turn is the old value in the minutes before it.
     """
     if after - before <= 2 * NEAR_MS + STEP_MS:
-        return range(before + STEP_MS, after, STEP_MS)
+        yield range(before + STEP_MS, after, STEP_MS)
+        return
     left, right = before + NEAR_MS, after - NEAR_MS
-    far = range(left + FAR_MS, right, FAR_MS) if right - left <= PAUSE_MS else ()
-    return chain(range(before + STEP_MS, left + 1, STEP_MS), far, range(right, after, STEP_MS))
+    yield range(before + STEP_MS, left + 1, STEP_MS)
+    if right - left <= PAUSE_MS:
+        yield range(left + FAR_MS, right, FAR_MS)
+    yield range(right, after, STEP_MS)
 
 
 class _Samples:
@@ -167,13 +176,16 @@ class _Samples:
         self, heads: Sequence[str], values: tuple[int, ...], unit: int, moment: int, after: int
     ) -> None:
         """Add the samples from one moment up to the next."""
-        numbers = values if unit == 1 else (value / unit for value in values)
+        numbers = values if unit == 1 else [value / unit for value in values]
         parts = [f"{head}{number} " for head, number in zip(heads, numbers, strict=True)]
         parts.append("")
-        lines = self._lines
-        for time in chain((moment,), between(moment, after)):
-            lines.append(f"{time // 1000}.{time % 1000:03d}\n".join(parts))
-        if len(lines) >= _SAMPLES:
+        self._lines.append(f"{moment // 1000}.{moment % 1000:03d}\n".join(parts))
+        if after - moment > STEP_MS:
+            for times in between(moment, after):
+                # They are whole seconds apart.
+                fraction = f".{times.start % 1000:03d}\n"
+                self._lines += [f"{time // 1000}{fraction}".join(parts) for time in times]
+        if len(self._lines) >= _SAMPLES:
             self._flush()
 
     def _flush(self) -> None:
@@ -193,9 +205,10 @@ def _span(options: HistoryOptions, past: Past) -> tuple[int, int]:
             )
     start = 0 if options.start is None else options.start
     end = limit if options.end is None else min(options.end, limit)
-    if start > end or not past.latest:
-        until = f"ends at {_moment(end)}; choose an earlier --start" if past.latest else "is empty"
-        raise HistoryError(f"there is nothing to write: the history of the ledger {until}")
+    if start > end:
+        raise HistoryError(
+            f"there is nothing to write after {_moment(end)}; choose an earlier --start"
+        )
     return start, end
 
 

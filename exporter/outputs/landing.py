@@ -16,12 +16,12 @@ _STYLE: Final = """
   --page: #12161c; --card: #1a2029; --link: #7fb0ff; --good: #4cc274; --wait: #f0a04b; } }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 42rem; margin: 10vh auto; padding: 0 1.25rem; }
+main { max-width: 42rem; margin: 8vh auto 2rem; padding: 0 1.25rem; }
 h1 { margin: 0; font-size: 1.6rem; letter-spacing: -0.01em; }
 h1 small { color: var(--soft); font-size: 1rem; font-weight: 400; }
 p { margin: 0.35rem 0 1.5rem; color: var(--soft); }
-table { width: 100%; border-collapse: collapse; background: var(--card);
-  border: 1px solid var(--line); border-radius: 8px; border-spacing: 0; }
+table { width: 100%; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; border-spacing: 0; }
 th, td { padding: 0.55rem 1rem; text-align: left; vertical-align: top; overflow-wrap: anywhere; }
 tr + tr > * { border-top: 1px solid var(--line); }
 th { width: 35%; color: var(--soft); font-weight: 400; }

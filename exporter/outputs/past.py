@@ -198,14 +198,17 @@ class Past:
         return self._db.execute(f"{query} ORDER BY rowid", (group.first, group.last))
 
     def start(self, family: str, group: Group, where: str = "1") -> int | None:
-        """Return when the first turn of a series was, None if it has none.
+        """Return when the first turn of a series was, None if no row of the group is its own.
 
         That is as the ledger notes it, unless an earlier turn was found later.
         """
         key = (family, *(group.ids.get(name, 0) for name in ("project", "model", "tool")))
-        times = [self.born[key]] if key in self.born else []
-        times += next(self.rows(group, "time", where), ())
-        return min(times, default=None)
+        noted = self.born.get(key)
+        if not group.rows:
+            return noted
+        for (first,) in self.rows(group, "time", where):
+            return int(first) if noted is None else min(noted, first)
+        return None
 
     def _table(self, query: str, width: int) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         """Return what a query finds by its first `width` columns."""

@@ -140,9 +140,8 @@ def _called(past: Past, group: Group, column: str, index: int) -> Iterator[Rise]
     they are left out if a scraper may have seen them rise later.
     """
     last = past.born.get(("tool", *group.key), 0)
-    for time, count in past.rows(group, f"time, {column}"):
-        last = max(last, time)
-        yield time, count
+    for last, count in past.rows(group, f"time, {column}"):
+        yield last, count
     if past.complete and group.key in past.timeless:
         yield last, past.timeless[group.key][index]
 

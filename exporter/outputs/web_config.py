@@ -34,6 +34,9 @@ _HEADERS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The headers that may be set; those with a list take only its values."""
 
+_NOTHING: Final[tuple[object, ...]] = (None, "", {})
+"""What a file or a key without contents is read as."""
+
 _HASH: Final = re.compile(r"\$2[aby]\$(0[4-9]|[12]\d|3[01])\$[./A-Za-z0-9]{53}")
 _VISIBLE: Final = re.compile(r"[\x20-\x7e]+")
 
@@ -151,7 +154,10 @@ class _Source:
         import yaml
 
         try:
-            return yaml.safe_load(self._read("", str(self._path)))
+            # All scalars stay the texts that they are in the file: nothing here is anything else.
+            return yaml.load(self._read("", str(self._path)), yaml.BaseLoader)
+        except RecursionError:
+            raise self.error("", "is not YAML: nested too deeply") from None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f" in line {mark.line + 1}" if mark else ""
@@ -182,13 +188,11 @@ class _Section:
         self._source = source
         self._place = place
         self.values: dict[str, Any] = {}
-        if value is None:
+        if value in _NOTHING:
             return
         if not isinstance(value, dict):
             raise source.error(place, "must hold keys and values")
         for key, held in value.items():
-            if not isinstance(key, str):
-                raise self.error(str(key), "is not a text; write it in quotes")
             if place in _KEYS and key not in _KEYS[place]:
                 known = ", ".join(_KEYS[place])
                 raise self.error(key, f"is not supported; remove it, there are {known}")
@@ -199,16 +203,16 @@ class _Section:
 
     def section(self, key: str) -> _Section | None:
         """Return the section of that name, or None where it is missing or holds nothing."""
-        if self.values.get(key) is None:
+        if self.values.get(key) in _NOTHING:
             return None
         return _Section(self._source, f"{self._place}.{key}".lstrip("."), self.values[key])
 
     def text(self, key: str) -> str:
         """Return a text; an empty one where it is missing."""
-        value = self.values.get(key)
-        if value is not None and not isinstance(value, str):
-            raise self.error(key, "must be a text; write it in quotes")
-        return value or ""
+        value = self.values.get(key, "")
+        if not isinstance(value, str):
+            raise self.error(key, "must be a text")
+        return value
 
 
 def _tls(source: _Source, section: _Section) -> ssl.SSLContext:

@@ -97,7 +97,7 @@ class Assistant:
             _send(self._process.stdin, frame)
         except (UnicodeEncodeError, OSError):
             return False
-        self._tasks[task.source.cursor.root, task.source.cursor.path] = task
+        self._tasks[task.source.key] = task
         return True
 
     def answer(self, wait: bool) -> Answer | None:
@@ -112,7 +112,7 @@ class Assistant:
             answer is not None and answer.reading is not None and answer.reading.cursor is not None
         ):
             task = self._tasks[answer.key]
-            task.source = task.source._replace(cursor=answer.reading.cursor)
+            task.source = task.source._replace(known=answer.reading.cursor)
         return answer
 
     def unanswered(self) -> list[Source]:
@@ -151,7 +151,7 @@ def main() -> None:
     decoder, encoder = msgspec.msgpack.Decoder(Task), msgspec.msgpack.Encoder()
     while frame := _receive(sys.stdin.buffer):
         task = decoder.decode(frame)
-        key = task.source.cursor.root, task.source.cursor.path
+        key = task.source.key
         while True:
             batch, reasons = Batch(), Counter[str]()
             answer = Answer(key, batch.turns, batch.calls, reasons)
@@ -166,7 +166,7 @@ def main() -> None:
                 break
             assert answer.reading is not None
             assert answer.reading.cursor is not None
-            task.source = task.source._replace(cursor=answer.reading.cursor)
+            task.source = task.source._replace(known=answer.reading.cursor)
 
 
 def _send(pipe: IO[bytes] | None, frame: bytes) -> None:

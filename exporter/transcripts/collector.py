@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 BATCH_ROWS: Final = 10_000
 """Turns, tool calls and cursors of one transaction, roughly."""
 
+_LARGE_BATCH: Final = 3 * BATCH_ROWS
+"""Turns and tool calls from which on a batch is committed in parts."""
+
 ASSIST_FROM: Final = 200 << 20
 """Bytes to read from which on a second process pays."""
 
@@ -41,8 +44,8 @@ _SCAN_SHARE: Final = 300
 _RETRY_SECONDS: Final = (1.0, 30.0)
 
 _Result = TypeVar("_Result")
-_Queue = deque[tuple[Source, int]]
-"""What is to be read, with the bytes that are new in it."""
+_Queue = deque[Source]
+"""What is to be read, in this order."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and the bytes there are in all."""
@@ -192,8 +195,8 @@ class Collector:
         known: _Queue = deque()
         new: _Queue = deque()
         for source in sources:
-            first = self._inventory.is_first_scan(source.cursor.root)
-            (new if first else known).append((source, _unread(source)))
+            first = self._inventory.is_first_scan(source.root)
+            (new if first else known).append(source)
         return known, new
 
     def _read_all(self, known: _Queue, new: _Queue) -> None:
@@ -201,7 +204,7 @@ class Collector:
 
         What comes from roots that are new goes into transactions of its own: it is history.
         """
-        total = sum(unread for queue in (known, new) for _, unread in queue)
+        total = sum(map(_unread, known)) + sum(map(_unread, new))
         self._stats.pending_bytes = total
         for history, queue in ((False, known), (True, new)):
             self._batch.history = history
@@ -209,7 +212,7 @@ class Collector:
 
     def _read_queue(self, queue: _Queue, total: int) -> None:
         stats = self._stats
-        with self._assistance(sum(unread for _, unread in queue)) as assistant:
+        with self._assistance(sum(map(_unread, queue))) as assistant:
             while (queue or (assistant and assistant.busy)) and not self._stopped():
                 read = self._take_answer(assistant, queue) if assistant else None
                 stats.pending_bytes -= self._read_next(queue) if read is None else read
@@ -239,12 +242,12 @@ class Collector:
 
         None says that there is something to be read by ourselves first.
         """
-        while queue and assistant.free and not _is_late(queue[0][0]):
-            source, unread = queue.popleft()
+        while queue and assistant.free and not _is_late(queue[0]):
+            source = queue.popleft()
             if not assistant.give(self._task(source)):
-                queue.appendleft((source, unread))
+                queue.appendleft(source)
                 break
-        ours = bool(queue) and not (_is_late(queue[0][0]) and assistant.busy)
+        ours = bool(queue) and not (_is_late(queue[0]) and assistant.busy)
         answer = assistant.answer(wait=not ours)
         if answer is not None:
             self._batch.turns += answer.turns
@@ -257,14 +260,15 @@ class Collector:
                 return answer.reading.bytes
             return 0
         if not ours:
-            queue.extend((source, _unread(source)) for source in assistant.unanswered())
+            queue.extend(assistant.unanswered())
             return 0
         return None
 
     def _read_next(self, queue: _Queue) -> int:
         """Read the first file of the queue and return how many bytes were new."""
-        source, unread = queue.popleft()
-        key = (source.cursor.root, source.cursor.path)
+        source = queue.popleft()
+        unread = _unread(source)
+        key = source.key
         task = self._task(source)
         try:
             reading = self._reader.read(
@@ -275,14 +279,14 @@ class Collector:
             return unread
         self._take(key, reading)
         if reading.cursor is not None and reading.pending:
-            queue.append((source._replace(cursor=reading.cursor), reading.pending))
+            queue.append(source._replace(size=reading.cursor.size, known=reading.cursor))
             return unread - reading.pending
         return unread
 
     def _task(self, source: Source) -> Task:
         # Slug folders come first, and what they tell may name a hash folder that comes later.
-        place = self._inventory.place((source.cursor.root, source.cursor.path))
-        first = self._inventory.is_first_scan(source.cursor.root)
+        place = self._inventory.place(source.key)
+        first = self._inventory.is_first_scan(source.root)
         return Task(source, place, self._clock(), first)
 
     def _take(self, key: Key, reading: Reading) -> None:
@@ -299,16 +303,23 @@ class Collector:
         batch, inventory = self._batch, self._inventory
         batch.gone += inventory.gone
         inventory.gone = []
+        # One document may fill a batch by itself; cut short between parts, it is read again.
+        while len(batch.turns) + len(batch.calls) > _LARGE_BATCH:
+            turns, calls = batch.turns[:BATCH_ROWS], batch.calls[:BATCH_ROWS]
+            self._record(Batch(turns, calls, history=batch.history))
+            del batch.turns[:BATCH_ROWS], batch.calls[:BATCH_ROWS]
         if not len(batch):
             return
-        new = self._with_patience(lambda: self._ledger.record(batch))
+        self._record(batch)
         for cursor in batch.cursors.values():
             inventory.settle(cursor)
+        self._batch = Batch(history=batch.history)
+
+    def _record(self, batch: Batch) -> None:
         started = self._stats.started * 1000
-        for turn in new:
+        for turn in self._with_patience(lambda: self._ledger.record(batch)):
             if turn.time > started:
                 self._stats.observe_lag(max(0.0, (self._clock() - turn.time) / 1000))
-        self._batch = Batch(history=batch.history)
 
     def _with_patience(self, work: Callable[[], _Result]) -> _Result:
         """Do ledger work, again and again while the ledger cannot be written."""
@@ -336,9 +347,10 @@ class Collector:
 
 def _unread(source: Source) -> int:
     """Return the bytes that are new in a file, all of them if it is another file than before."""
-    return max(0, source.size - source.cursor.offset) or source.size
+    offset = 0 if source.known is None else source.known.offset
+    return max(0, source.size - offset) or source.size
 
 
 def _is_late(source: Source) -> bool:
     """Tell whether a transcript waits for the names that others carry: it is in a hash folder."""
-    return is_hash(source.cursor.path.split(os.sep)[1])
+    return is_hash(source.below.split(os.sep)[1])

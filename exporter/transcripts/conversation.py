@@ -142,13 +142,17 @@ class Conversation:
                 self._give(record)
 
     def document(self, header: Header) -> None:
-        """Take a whole .json transcript, its messages in order."""
+        """Take a whole .json transcript, its messages in order; the header loses them."""
         self._facts(header)
         memory = self._memory
         # Tokens arrive late only on the newest message, so one is all there is to remember.
         unset = memory.last.id if memory.last is not None and memory.last.unset else None
         memory.last = memory.before = None
-        for record in header.messages or ():
+        # There may be many messages, so that each is dropped once it has been taken.
+        messages, header.messages = header.messages or [], None
+        messages.reverse()
+        while messages:
+            record = messages.pop()
             if record.type == "user":
                 self.user()
             elif record.type == "gemini":

@@ -10,8 +10,8 @@ import msgspec
 from ..ledger.model import FileCursor
 from .reader import Key
 
-PACKED_MAX: Final = 16 << 20
-"""Bytes of packed cursors from which on no context is held: enough for 30,000 real transcripts."""
+PACKED_MAX: Final = 12 << 20
+"""Bytes of packed cursors from which on no context is held: enough for 20,000 real transcripts."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, int, int, int, int, bytes, bytes]).decode

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections import OrderedDict
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Final, NamedTuple
@@ -22,7 +23,7 @@ from .reader import LOOK_AGAIN, Key, Source, project_hash_of
 LIVE_SECONDS: Final = 600
 """A transcript that changed within this time is looked at every second, events or not."""
 
-WATCHED_MAX: Final = 20_000
+WATCHED_MAX: Final = 5_000
 """Folders that are watched for events; where there are more, all are looked at regularly."""
 
 LIVE_MAX: Final = 2_000
@@ -50,13 +51,13 @@ class Inventory:
         self._stats = stats
         self._scanned = set(scanned)
         self._projects = {root: Projects(root, self._note_once) for root in roots}
-        self._cursors = Cursors(roots, self._learning(cursors))
         self._trees: list[layout.Tree] = []
         self._refused: dict[Key, tuple[int, int]] = {}
         self._delays: dict[Key, _Delay] = {}
-        self._live: dict[Key, None] = {}
+        self._live: OrderedDict[Key, None] = OrderedDict()
         self._unsure: set[str] = set()
         self._noted: set[str] = set()
+        self._cursors = Cursors(roots, self._learning(cursors))
 
     def kinds(self, polled: Container[str]) -> dict[str, FolderKind]:
         """Return the folders to be watched below all roots but these, which are not too many."""
@@ -91,28 +92,27 @@ class Inventory:
     def changed(self, now: float) -> list[Source]:
         """List every folder and return the transcripts that have something new."""
         sources: list[Source] = []
-        listed: set[Key] = set()
-        files = dict.fromkeys(self.roots, 0)
+        listed: dict[str, set[str]] = {root: set() for root in self.roots}
         for tree in self._trees:
             root, note = tree.root, self._noting(tree.root)
             for folder in tree.chats:
                 prefix = folder.path[len(root) + 1 :] + os.sep
                 for name, status in layout.transcripts(folder, note):
-                    key = (root, prefix + name)
-                    listed.add(key)
-                    files[root] += 1
-                    sources += self._if_changed(key, status, now)
-        self._stats.files = files
+                    path = prefix + name
+                    listed[root].add(path)
+                    sources += self._if_changed((root, path), status, now)
+        self._stats.files = {root: len(paths) for root, paths in listed.items()}
         # A root with a folder that could not be listed is no proof that anything is gone.
         top = {root for root in self.roots if os.path.isdir(os.path.join(root, "tmp"))}
         top -= self._unsure
-        gone = [key for key in self._cursors if key not in listed and key[0] in top]
+        gone = [key for key in self._cursors if key[0] in top and key[1] not in listed[key[0]]]
         # What was written last may still be readable through a descriptor that is open.
         sources += [self._source(key, 0) for key in gone if key in self._live]
         for key in gone:
             self.drop(key)
-        self._delays = {key: delay for key, delay in self._delays.items() if key in listed}
-        self._refused = {key: mark for key, mark in self._refused.items() if key in listed}
+        for waiting in (self._delays, self._refused):
+            for root, path in [key for key in waiting if key[1] not in listed[key[0]]]:
+                del waiting[root, path]
         return sources
 
     def changed_among(self, paths: Iterable[str], now: float) -> list[Source]:
@@ -135,7 +135,8 @@ class Inventory:
 
     def live(self, now: float) -> Collection[Key]:
         """Return the transcripts that changed lately, or must be looked at once more."""
-        self._live = {key: None for key in self._live if self._is_live(key, now)}
+        for key in [key for key in self._live if not self._is_live(key, now)]:
+            del self._live[key]
         return self._live.keys()
 
     def drop(self, key: Key) -> None:
@@ -148,10 +149,10 @@ class Inventory:
         """Take over the cursor of a file once the ledger has it."""
         key = (cursor.root, cursor.path)
         self._cursors.put(cursor)
-        self._live.pop(key, None)
         self._live[key] = None
+        self._live.move_to_end(key)
         if len(self._live) > LIVE_MAX:
-            del self._live[next(iter(self._live))]
+            self._live.popitem(last=False)
         self._delays.pop(key, None)
 
     def refuse(self, key: Key, error: OSError, now: float) -> None:
@@ -206,8 +207,7 @@ class Inventory:
             self._projects[root].learn(path.split(os.sep)[1], project_hash)
 
     def _source(self, key: Key, size: int) -> Source:
-        cursor = self._cursors.get(key) or FileCursor(*key)
-        return Source(os.path.join(*key), size, cursor)
+        return Source(*key, size, self._cursors.get(key))
 
     def _learning(self, cursors: Iterable[FileCursor]) -> Iterator[FileCursor]:
         """Pass cursors on, and learn from those of our roots what they tell of projects."""

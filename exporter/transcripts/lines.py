@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from io import FileIO
 from typing import Final
@@ -18,6 +19,8 @@ _MAX_DROPPED: Final = 1 << 30
 
 _ROWS: Final = 20_000
 """Turns and tool calls after which a read ends early, as it does at its budget."""
+
+_BLANK: Final = re.compile(rb"(?:[ \t\r]?\n)++")
 
 
 class Lines:
@@ -67,6 +70,8 @@ class Lines:
             while newline >= 0:
                 if self._ahead:
                     self._finish_dropped(view, begin, newline)
+                elif newline - begin <= 1 and (blank := _BLANK.match(buffer, begin, end)):
+                    newline = blank.end() - 1  # any number of blank lines at once
                 else:
                     kind = skippable(buffer, begin, newline)
                     if kind is None:
@@ -92,8 +97,6 @@ class Lines:
             self._make_room()
 
     def _take(self, view: memoryview, begin: int, end: int) -> None:
-        if end - begin <= 1 and not bytes(view[begin:end]).strip():
-            return
         crowded = is_crowded(self._buffer, begin, end)
         parsed = parse_line(view[begin:end], crowded)
         if parsed.record is not None:

@@ -44,11 +44,30 @@ _decode = msgspec.msgpack.Decoder(Memory).decode
 
 
 class Source(NamedTuple):
-    """A transcript to read: where to open it, its size as listed, and how far it was read."""
+    """A transcript to read. Very many may be waiting, so that nothing is held that can be made."""
 
-    path: str
+    root: str
+    below: str
+    """Its path below the root."""
     size: int
-    cursor: FileCursor
+    """Bytes, as listed."""
+    known: FileCursor | None = None
+    """How far it was read; None if it never was."""
+
+    @property
+    def key(self) -> Key:
+        """Whose cursor it is."""
+        return self.root, self.below
+
+    @property
+    def path(self) -> str:
+        """Where to open it."""
+        return os.path.join(self.root, self.below)
+
+    @property
+    def cursor(self) -> FileCursor:
+        """Where to go on."""
+        return self.known or FileCursor(self.root, self.below)
 
 
 class Reading(NamedTuple):
@@ -98,12 +117,11 @@ class Reader:
         of its own takes the file's. Raises OSError if the file cannot be opened or read; the batch
         may then hold turns that the ledger will see again.
         """
-        old = source.cursor
-        key = (old.root, old.path)
+        old, key, path = source.cursor, source.key, source.path
         context = _Context(place, now, first_scan, batch, reasons)
         count = 0
         kept = self._open.pop(key, None)
-        if kept is not None and not kept.is_at(source.path):
+        if kept is not None and not kept.is_at(path):
             with kept.file:
                 while True:
                     drained = self._read_open(kept, old, context)
@@ -113,7 +131,7 @@ class Reader:
             kept = None
         if kept is None:
             try:
-                kept = _Kept(FileIO(open_regular(source.path)[0]))
+                kept = _Kept(FileIO(open_regular(path)[0]))
             except FileNotFoundError:
                 if not count:
                     raise
@@ -203,24 +221,27 @@ def _read_document(
         reasons[Reason.LINE_TOO_LONG] += 1
         return 0
     kept.file.seek(0)
-    data = kept.file.readall()
+    data = bytearray(cursor.size)
+    size = kept.file.readinto(data) or 0
+    del data[size:]
     age = now * 1_000_000 - cursor.mtime
-    if len(data) != cursor.size or abs(age) < _RACY_NS:
+    if size != cursor.size or abs(age) < _RACY_NS:
         # It may change once more without another size or time, so it must be looked at again.
         cursor.mtime = LOOK_AGAIN
     if not data:
         return 0
-    parsed = parse_document(data, is_crowded(data, 0, len(data)))
+    parsed = parse_document(data, is_crowded(data, 0, size))
+    del data
     if parsed.header is not None:
         talk.document(parsed.header)
     elif abs(age) < _SETTLED_NS:
         cursor.mtime = LOOK_AGAIN
-        return len(data)
+        return size
     # What was counted before is still there: the document is the same but for its end.
     found = Counter[str](parsed.reasons)
     reasons.update(found - kept.reasons)
     kept.reasons |= found
-    return len(data)
+    return size
 
 
 def _is_same(file: FileIO, status: os.stat_result, cursor: FileCursor) -> bool:

@@ -35,6 +35,8 @@ _STAMP: Final = b'{"$set":{"lastUpdated":"'
 _STAMP_LENGTH: Final = len(_STAMP) + len('2026-01-01T00:00:00.000Z"}}')
 """Every third line is such a patch, always of this length: nothing else fits into it."""
 
+_TEXT_ENDS: Final = (b'"}]}', b"}}]}")
+
 _MESSAGE_HEAD: Final = re.compile(rb'\{"id":"[^"\\]{1,128}","timestamp":"[^"\\]{1,64}","type":"')
 
 _LARGE: Final = 1 << 20
@@ -56,12 +58,13 @@ def head_of(data: bytes | bytearray, start: int, end: int) -> str | None:
 def skippable(data: bytes | bytearray, start: int, end: int) -> str | None:
     """Return the message type of a whole line that certainly holds no usage, else None.
 
-    Its end is looked at as well: a reply that is glued to half a line ends with its model's name.
+    Its end is looked at as well, for a reply may be glued to half a line: it ends with the name of
+    its model or, in its last tool call, with a truth value; what others say ends with text.
     """
     if end - start == _STAMP_LENGTH and data.startswith(_STAMP, start):
         return ""
     match = _HEAD.match(data, start, end)
-    if match is None or not (match[1] is None or data.endswith(b"]}", start, end)):
+    if match is None or not (match[1] is None or data.endswith(_TEXT_ENDS, start, end)):
         return None
     return _TYPES[match[1]]
 

@@ -88,7 +88,10 @@ _Decoded = TypeVar("_Decoded")
 def decoded_again(
     decoder: msgspec.json.Decoder[_Decoded], text: Text, error: Exception
 ) -> _Decoded | Parsed:
-    """Decode what was refused: field by field if a type surprised, else once more, repaired."""
+    """Decode what was refused: field by field if a type surprised, else once more, repaired.
+
+    A bytearray is repaired in its place.
+    """
     if isinstance(error, msgspec.ValidationError):
         apart = taken_apart(text)
         if apart is not None:
@@ -113,14 +116,16 @@ def _repaired(text: Text, error: Exception) -> bytearray | None:
     marked = text[: len(_BOM)] == _BOM
     if not (marked or _SURROGATE.search(text) or "UTF-8" in str(error)):
         return None
+    # Nothing becomes longer, so that a hostile text is repaired where it stands, in pieces.
+    fixed = text if isinstance(text, bytearray) else bytearray(text)
     decode = getincrementaldecoder("utf-8")("ignore").decode
-    fixed = bytearray()
-    start = len(_BOM) if marked else 0
-    while start < len(text):
-        # In pieces, so that a hostile text does not need many times its size.
-        end = _piece_end(text, start)
-        fixed += decode(_ESCAPE.sub(_without_surrogate, bytes(text[start:end]))).encode()
-        start = end
+    start, done = len(_BOM) if marked else 0, 0
+    while start < len(fixed):
+        end = _piece_end(fixed, start)
+        piece = decode(_ESCAPE.sub(_without_surrogate, bytes(fixed[start:end]))).encode()
+        fixed[done : done + len(piece)] = piece
+        start, done = end, done + len(piece)
+    del fixed[done:]
     return fixed
 
 

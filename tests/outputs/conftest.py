@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exporter.outputs.web import WebServer, bind
+from tests.outputs.certificates import Folder
 from tests.outputs.serving import FakePages, Serve
 
 
@@ -56,3 +58,9 @@ def serve(pages: FakePages) -> Iterator[Serve]:
     yield start
     for server in running:
         server.stop()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    """A folder for a web configuration file, with certificates."""
+    return Folder(tmp_path)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from exporter.outputs.site import accepts_gzip
+from exporter.outputs.headers import accepts_gzip
 from exporter.outputs.web import WebServer
 from tests.outputs.serving import BODY, CONTENT_TYPE, HTTP, FakePages, Serve, exchange, status, url
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.ledger.model import FileCursor, Project
+from exporter.ledger.model import Project
 from exporter.ledger.stats import Stats
 from exporter.ledger.store import Ledger
 from exporter.transcripts import collector as module
@@ -153,7 +153,7 @@ def test_what_a_dead_process_has_not_answered_is_taken_back(
 ) -> None:
     path = tmp_path / "session-a.jsonl"
     os.mkfifo(path)  # it waits for nothing: the process is dead before it could answer
-    source = Source(str(path), 0, FileCursor(str(tmp_path), path.name))
+    source = Source(str(tmp_path), path.name, 0)
     with closing(Assistant()) as assistant:
         assistant._process.send_signal(signal.SIGSTOP)
         assert assistant.give(Task(source, Place(Project("shop"), "s", ""), 0, False))

@@ -15,13 +15,14 @@ from exporter.ledger.errors import LedgerError, LedgerUnavailableError
 from exporter.ledger.model import Batch, Turn
 from exporter.ledger.stats import Stats
 from exporter.transcripts import collector as module
+from exporter.transcripts import inventory
 from exporter.transcripts.changes import Changes, FolderKind
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.files import ERROR_REASONS
 from exporter.transcripts.reader import Reader, Reading, Source
 from exporter.transcripts.shapes import Reason
 from exporter.transcripts.watcher import Watcher
-from tests.support import Home, gemini, header, home
+from tests.support import Home, dumps, gemini, header, home
 
 Record = Callable[[Batch], int]
 
@@ -58,6 +59,27 @@ def crash_at(scratch: Home, monkeypatch: pytest.MonkeyPatch, number: int) -> lis
 
 
 # Batches
+
+
+@pytest.mark.parametrize("crash", [0, 2, 4])
+def test_a_very_large_document_is_committed_in_parts_and_counts_once(
+    scratch: Home, monkeypatch: pytest.MonkeyPatch, crash: int
+) -> None:
+    monkeypatch.setattr(module, "BATCH_ROWS", 4)
+    monkeypatch.setattr(module, "_LARGE_BATCH", 10)
+    replies = [gemini(f"g-{n}", 100 + n, calls=[("c", "ls", "success")]) for n in range(20)]
+    path = scratch.write(dumps({**header(), "messages": replies}), name="session-a.json")
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    batches = crash_at(scratch, monkeypatch, crash)
+    if crash:
+        with pytest.raises(Crash):
+            scratch.scan()
+        scratch.restart()
+    snapshot = scratch.scan()
+    assert all(len(batch.turns) + len(batch.calls) <= 10 for batch in batches)
+    assert [len(batch.cursors) for batch in batches[:4]] == [0, 0, 0, 0][: crash or 4]
+    assert scratch.turns == 20
+    assert [total.calls for total in snapshot.tools.values()] == [20]
 
 
 def test_a_crash_between_reading_and_committing_loses_nothing(
@@ -625,6 +647,16 @@ def test_a_folder_made_while_the_others_get_their_watches_is_not_missed(
     loop.run()
     assert scratch.turns == 1
     assert str(scratch.chats("new")) in loop.watcher.syncs[-1]
+
+
+def test_with_more_folders_than_are_watched_all_are_looked_at_regularly(
+    scratch: Home, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet(scratch.write(gemini()))
+    monkeypatch.setattr(inventory, "WATCHED_MAX", 3)
+    monkeypatch.setattr(module, "POLL_SECONDS", 2.0)
+    loop.run(None, lambda: None)
+    assert loop.waits[-1] == 2.0
 
 
 def test_the_state_of_the_watcher_is_shown(loop: Loop) -> None:

@@ -14,6 +14,7 @@ import pytest
 from exporter.ledger.model import FileCursor, Project
 from exporter.ledger.stats import Stats
 from exporter.ledger.store import Ledger
+from exporter.transcripts import inventory as module
 from exporter.transcripts.changes import FolderKind
 from exporter.transcripts.collector import Collector
 from exporter.transcripts.conversation import Place
@@ -48,25 +49,25 @@ class Store:
 
     def paths(self, now: float = NOW) -> list[str]:
         """Return what has changed, relative to its root's `tmp`."""
-        return sorted(source.cursor.path.removeprefix("tmp/") for source in self.changed(now))
+        return sorted(source.below.removeprefix("tmp/") for source in self.changed(now))
 
     def places(self) -> list[Place]:
         """Return what the paths of all that has changed tell."""
-        keys = ((source.cursor.root, source.cursor.path) for source in self.changed())
+        keys = (source.key for source in self.changed())
         return [self.inventory.place(key) for key in keys]
 
     def settle(self, now: float = NOW) -> None:
         """Take everything that has changed as read."""
         for source in self.changed(now):
             status = os.lstat(source.path)
-            place = source.cursor.root, source.cursor.path
+            place = source.key
             size, mtime = status.st_size, status.st_mtime_ns
             cursor = FileCursor(*place, *identity(status), size, mtime, size)
             self.inventory.settle(cursor)
 
 
 def key_of(source: Source) -> tuple[str, str]:
-    return source.cursor.root, source.cursor.path
+    return source.key
 
 
 def touch(root: Path, *paths: str) -> None:
@@ -97,7 +98,7 @@ def test_a_source_tells_project_session_and_parent(tmp_path: Path) -> None:
 
 def test_slug_folders_come_before_hash_folders(tmp_path: Path) -> None:
     touch(tmp_path, "zoo/chats/session-a.json", f"{'0' * 64}/chats/session-a.json")
-    found = [source.cursor.path for source in Store(tmp_path).changed()]
+    found = [source.below for source in Store(tmp_path).changed()]
     assert found == ["tmp/zoo/chats/session-a.json", f"tmp/{'0' * 64}/chats/session-a.json"]
 
 
@@ -195,6 +196,44 @@ def test_what_is_settled_is_not_given_again_until_it_changes(tmp_path: Path) -> 
     assert store.paths() == ["shop/chats/session-a.jsonl"], "another inode"
 
 
+def test_of_more_folders_than_are_watched_the_first_ones_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "shop/chats/x/b.jsonl", "blog/chats/session-a.jsonl")
+    store = Store(tmp_path)
+    store.changed()
+    every = store.inventory.kinds(polled=())
+    assert not store.inventory.crowded
+    monkeypatch.setattr(module, "WATCHED_MAX", len(every))
+    assert store.inventory.kinds(polled=()) == every
+    assert not store.inventory.crowded
+    monkeypatch.setattr(module, "WATCHED_MAX", 3)
+    assert [*store.inventory.kinds(polled=())] == [*every][:3]
+    assert store.inventory.crowded
+
+
+def test_only_the_transcripts_that_were_read_last_are_looked_at_every_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, *(f"shop/chats/session-{name}.jsonl" for name in "abc"))
+    monkeypatch.setattr(module, "LIVE_MAX", 2)
+    store = Store(tmp_path)
+    sources = sorted(store.changed())
+    for source in [*sources, sources[1]]:
+        store.inventory.settle(FileCursor(*source.key, mtime=round(NOW * 1e9)))
+    assert [*store.inventory.live(NOW)] == [sources[2].key, sources[1].key]
+
+
+@pytest.mark.parametrize("name", ["projects.json", "tmp/shop/.project_root"])
+def test_what_names_projects_and_cannot_be_read_is_counted_once(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, "shop/chats/session-a.jsonl")
+    (tmp_path / name).mkdir()
+    store = Store(tmp_path)
+    for _ in range(3):
+        assert store.places()[0].project == Project("shop")
+    assert store.stats.file_errors == {**dict.fromkeys(ERROR_REASONS, 0), "not_regular": 1}
+
+
 def test_named_files_are_given_only_if_they_are_transcripts_and_changed(tmp_path: Path) -> None:
     names = ["session-a.jsonl", "session-b.jsonl", "logs.json", "session-c.jsonl.bak", "x/y.jsonl"]
     touch(tmp_path, *(f"shop/chats/{name}" for name in names), "shop/session-d.jsonl")
@@ -212,7 +251,7 @@ def test_named_files_are_given_only_if_they_are_transcripts_and_changed(tmp_path
         chats / "session-e.json",
     ]
     given = store.inventory.changed_among(map(str, asked), NOW)
-    assert [source.cursor.path for source in given if os.path.exists(source.path)] == [
+    assert [source.below for source in given if os.path.exists(source.path)] == [
         "tmp/shop/chats/session-a.jsonl",
         "tmp/shop/chats/x/y.jsonl",
     ]

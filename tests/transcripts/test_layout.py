@@ -176,7 +176,7 @@ def test_the_tree_names_projects_and_parents_with_slugs_first(tmp_path: Path) ->
     top = tmp_path / "tmp"
     make(top, *TRANSCRIPTS, "bin/rg")
     tree = layout.tree(str(tmp_path), refuse)
-    assert tree.chats == [
+    assert [*tree.chats] == [
         Folder(str(top / "shop/chats"), "shop", ""),
         Folder(str(top / "shop/chats/5e551001-0000"), "shop", "5e551001-0000"),
         Folder(
@@ -186,7 +186,7 @@ def test_the_tree_names_projects_and_parents_with_slugs_first(tmp_path: Path) ->
         Folder(str(top / HASH / "chats"), HASH, ""),
     ]
     projects = [str(top / name) for name in ("bin", "shop", "shop-1", HASH)]
-    assert tree.parents == [str(tmp_path), str(top), *projects]
+    assert [*tree.parents] == [str(tmp_path), str(top), *projects]
 
 
 def test_a_slug_comes_before_a_hash_that_sorts_before_it(tmp_path: Path) -> None:
@@ -199,8 +199,8 @@ def test_a_missing_root_and_a_root_without_tmp_have_nothing(tmp_path: Path) -> N
     errors: list[OSError] = []
     for root in (tmp_path, tmp_path / "missing"):
         tree = layout.tree(str(root), errors.append)
-        assert tree.chats == []
-        assert tree.parents == [str(root), str(root / "tmp")]
+        assert [*tree.chats] == []
+        assert [*tree.parents] == [str(root), str(root / "tmp")]
     assert all(isinstance(error, FileNotFoundError) for error in errors)
 
 

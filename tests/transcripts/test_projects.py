@@ -26,8 +26,18 @@ UNKNOWN = Project(f"unknown-{HASH[:8]}")
 
 
 @pytest.fixture
-def projects(tmp_path: Path) -> Projects:
-    return Projects(str(tmp_path))
+def errors() -> list[OSError]:
+    """What the projects told of, files that are missing aside."""
+    return []
+
+
+@pytest.fixture
+def projects(tmp_path: Path, errors: list[OSError]) -> Projects:
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            errors.append(error)
+
+    return Projects(str(tmp_path), note)
 
 
 def mark(root: Path, slug: str, path: str | bytes) -> Path:
@@ -92,9 +102,9 @@ def test_a_path_that_is_not_utf8_keeps_its_bytes(tmp_path: Path, projects: Proje
 
 @pytest.mark.parametrize("kind", ["link", "FIFO", "folder", "too large"])
 def test_a_marker_that_is_no_small_file_is_none(
-    tmp_path: Path, projects: Projects, kind: str
+    tmp_path: Path, projects: Projects, errors: list[OSError], kind: str
 ) -> None:
-    marker = mark(tmp_path, "shop", "x" * 20_000)
+    marker = mark(tmp_path, "shop", "x" * 5_000)
     if kind != "too large":
         marker.unlink()
     if kind == "link":
@@ -105,6 +115,7 @@ def test_a_marker_that_is_no_small_file_is_none(
     elif kind == "folder":
         marker.mkdir()
     assert projects.project("shop") == Project("shop")
+    assert [error.filename for error in errors] == [str(marker)]
 
 
 # Hash folders
@@ -236,7 +247,7 @@ def test_a_registry_without_projects_is_one(
 
 @pytest.mark.parametrize("kind", ["link", "FIFO", "folder"])
 def test_a_registry_that_is_no_file_is_not_followed_and_does_not_block(
-    tmp_path: Path, projects: Projects, kind: str
+    tmp_path: Path, projects: Projects, errors: list[OSError], kind: str
 ) -> None:
     registry = tmp_path / "projects.json"
     if kind == "link":
@@ -248,15 +259,32 @@ def test_a_registry_that_is_no_file_is_not_followed_and_does_not_block(
         registry.mkdir()
     projects.refresh()
     assert projects.project("shop") == Project("shop")
+    assert [error.filename for error in errors] == [str(registry)]
 
 
 def test_a_registry_over_the_limit_is_none(
-    tmp_path: Path, projects: Projects, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, projects: Projects, errors: list[OSError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_REGISTRY_LIMIT", 10)
     register(tmp_path, {SHOP: "shop"})
     projects.refresh()
     assert projects.project("shop") == Project("shop")
+    assert len(errors) == 1
+
+
+def test_of_very_many_projects_only_so_many_are_remembered(
+    tmp_path: Path, projects: Projects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project beyond them has its path all the same; only its hash is not known."""
+    monkeypatch.setattr(module, "_PROJECTS_MAX", 2)
+    for name in "abc":
+        mark(tmp_path, name, f"/home/{name}")
+        assert projects.project(name) == Project(name, f"/home/{name}")
+    projects.learn("c", HASH)
+    assert projects.project("c") == Project("c", "/home/c")
+    assert projects.project(digest("/home/b")) == Project("b", "/home/b")
+    assert projects.project(digest("/home/c")).slug.startswith("unknown-")
+    assert projects.project(HASH) == UNKNOWN
 
 
 def test_a_hash_folder_of_the_first_scan_is_named_by_what_a_slug_folder_carries(

@@ -63,7 +63,7 @@ class Tail:
         """Read once, up to the budget, and return the prompt tokens of the turns that it gave."""
         batch = Batch()
         size = self.path.lstat().st_size
-        source = Source(str(self.path), size, self.cursor)
+        source = Source(self.cursor.root, self.cursor.path, size, self.cursor)
         reading = self.reader.read(source, PLACE, self.clock(), False, batch, self.reasons)
         assert reading.cursor is not None
         self.cursor = reading.cursor
@@ -106,6 +106,19 @@ Follow = Callable[..., Tail]
 
 
 # Lines
+
+
+def test_blank_lines_are_passed_over_wherever_they_are(follow: Follow) -> None:
+    tail = follow(buffer=64, budget=100)
+    blank = b"\n\r\n \n\t\n" * 50
+    for count in (100, 200, 300):
+        tail.write(blank, dumps(gemini(f"g-{count}", count)) + b"\r\n", blank, b"\n")
+    tail.write(b"\n\n ")
+    assert tail.read() == [100, 200, 300]
+    assert tail.reasons == {}
+    assert tail.cursor.offset == tail.path.stat().st_size - 1
+    tail.write(b"\n", dumps(gemini("g-4", 400)) + b"\n")
+    assert tail.read() == [400]
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["open", "reopened"])
@@ -200,7 +213,7 @@ def test_a_user_message_of_any_length_ends_the_search_for_an_echo(
     assert tail.read() == [7]
     batch = Batch()
     tail.write(dumps(gemini("B", 7, 5)) + b"\n")
-    source = Source(str(tail.path), 0, tail.cursor)
+    source = Source(tail.cursor.root, tail.cursor.path, 0, tail.cursor)
     tail.reader.read(source, PLACE, tail.clock(), False, batch, tail.reasons)
     assert [turn.echo for turn in batch.turns] == [None]
 
@@ -342,7 +355,7 @@ def test_facts_of_the_session_hold_when_its_file_is_made_again_without_a_header(
     tail.path.unlink()
     tail.write(dumps(gemini("g-2", model=None)) + b"\n")
     batch = Batch()
-    source = Source(str(tail.path), 0, tail.cursor)
+    source = Source(tail.cursor.root, tail.cursor.path, 0, tail.cursor)
     tail.reader.read(source, PLACE, tail.clock(), False, batch, tail.reasons)
     [turn] = batch.turns
     assert (turn.session, turn.role.name, turn.model) == ("s-1", "SUBAGENT", "m")

@@ -146,9 +146,15 @@ def test_half_a_line_with_a_whole_one_glued_to_it_costs_only_the_half() -> None:
         assert parsed.reasons == (Reason.BAD_JSON,)
 
 
-def test_a_reply_glued_to_half_a_user_line_is_not_skipped() -> None:
-    half = line(user())[:-5]
-    glued = half + line(gemini("g-2"))
+@pytest.mark.parametrize("markdown", [None, True, False])
+def test_a_reply_glued_to_half_a_user_line_is_not_skipped(markdown: bool | None) -> None:
+    """With its tool calls last, too: the CLI ends each of them with `renderOutputAsMarkdown`."""
+    half, reply = line(user())[:-5], gemini("g-2", calls=[("c-1", "ls", "success")])
+    if markdown is None:
+        del reply["toolCalls"]
+    else:
+        reply["toolCalls"][0]["renderOutputAsMarkdown"] = markdown
+    glued = half + line(reply)
     assert skippable(glued, 0, len(glued)) is None
     record = parse_line(glued).record
     assert record is not None

@@ -1,0 +1,1 @@
+"""The Grafana dashboards, generated: `python -m grafana.build` writes them to `dashboards/`."""

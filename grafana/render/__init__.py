@@ -1,0 +1,1 @@
+"""Pictures of the dashboards: `python -m grafana.render`."""
