@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo
 
 from .ledger.budgets import Budgets, Calendar, Period
 from .ledger.errors import LedgerError, LedgerUnavailableError
+from .ledger.labels import LabelRules
 from .ledger.pricing import PriceBook, PriceOverride, PriceTier
 from .ledger.stats import Stats
 from .ledger.store import Ledger
@@ -60,13 +61,14 @@ def opened_ledger(
     """
     overrides = {name: _override(price) for name, price in settings.pricing.models.items()}
     book = PriceBook(overrides, settings.pricing.multiplier)
-    show = settings.labels.project
+    labels = settings.labels
+    rules = LabelRules(labels.project, labels.projects, labels.owner)
     waiting = False
     try:
         while True:
             try:
                 hold = round(1000 * settings.web.zero_first_hold)
-                ledger = Ledger(settings.ledger.path, book, now, show, address, hold)
+                ledger = Ledger(settings.ledger.path, book, now, rules, address, hold)
                 break
             except LedgerUnavailableError as error:
                 if not waiting:

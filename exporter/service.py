@@ -37,6 +37,7 @@ def serve(settings: Settings) -> int:
     """Follow the transcripts and answer scrapes until SIGTERM or SIGINT, then return 0."""
     from .answers import Answers
     from .settings import WatchMode
+    from .transcripts.layout import matching
     from .transcripts.mounts import is_remote
     from .transcripts.watcher import Watcher
 
@@ -58,13 +59,14 @@ def serve(settings: Settings) -> int:
         created = settings.web.created_timestamps
         pages.show(ledger, Exposition(ledger, stats, now, budgets_of(settings), created=created))
         mode = settings.watch.mode
+        places = {*roots, *matching(roots)}
         polled = {
-            root
-            for root in roots
-            if mode is WatchMode.POLL or (mode is WatchMode.AUTO and is_remote(root))
+            place
+            for place in places
+            if mode is WatchMode.POLL or (mode is WatchMode.AUTO and is_remote(place))
         }
-        watcher = Watcher([root for root in roots if root not in polled], wake.set)
-        if polled < set(roots):
+        watcher = Watcher([place for place in matching(roots) if place not in polled], wake.set)
+        if polled < places:
             watcher.start()
             parts.callback(watcher.stop)
         collector = Collector(roots, ledger, stats, now, stop=stop, polled=polled)

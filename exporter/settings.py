@@ -54,7 +54,8 @@ class Transcripts(Group):
         Written(
             "DIR",
             "A folder that holds Gemini CLI's tmp/; may be repeated. Unless given: $GEMINI_DIR,"
-            " else $GEMINI_CLI_HOME/.gemini, else ~/.gemini; on macOS also ~/.cache/.gemini.",
+            " else $GEMINI_CLI_HOME/.gemini, else ~/.gemini; on macOS also ~/.cache/.gemini."
+            " A pattern such as '/home/*/.gemini' stands for all that match, now or later.",
             os.pathsep,
         ),
     ]
@@ -172,7 +173,7 @@ class Budget(Spendable):
         TimeZone,
         Written("ZONE", "Where days begin, as in Europe/Berlin; local is this machine's zone."),
     ] = LOCAL
-    projects: Mapping[str, Spendable] = Field(default_factory=dict)
+    projects: Mapping[LabelText, Spendable] = Field(default_factory=dict)
     """Budgets by the value of the label project."""
 
 

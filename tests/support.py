@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from exporter.ledger.labels import ProjectLabel
+from exporter.ledger.labels import LabelRules
 from exporter.ledger.pricing import PriceBook
 from exporter.ledger.stats import Stats
 from exporter.ledger.store import Ledger
@@ -73,13 +73,13 @@ class Home:
         self.root = root or folder / "gemini"
         self.path = folder / "ledger.db"
         self.book = BOOK
-        self.show = ProjectLabel.SLUG
+        self.rules = LabelRules()
         self.reader = reader
         self.start()
 
     def start(self) -> None:
         """Open the ledger, as the program does at its start."""
-        self.ledger = Ledger(self.path, self.book, self.clock, self.show)
+        self.ledger = Ledger(self.path, self.book, self.clock, self.rules)
         self.stats = Stats(self.clock.now / 1000, Reason, ERROR_REASONS)
         self.collector = Collector(
             [str(self.root)], self.ledger, self.stats, self.clock, reader=self.reader

@@ -98,7 +98,7 @@ def test_the_loop_waits_for_a_ledger_that_cannot_be_written(
     scratch: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two I/O errors, then success: the turn is there, and nothing was read twice."""
-    from exporter.transcripts import collector as module
+    from exporter.transcripts import recording as module
     from exporter.transcripts.collector import Collector
 
     failures = [LedgerUnavailableError("disk I/O error"), LedgerUnavailableError("still")]

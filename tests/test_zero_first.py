@@ -227,8 +227,7 @@ def _names(batch: Batch) -> Iterator[SeriesName]:
         yield "prompt", "", model, ""
         priced = BOOK.rate(model, turn.time, turn.usage.prompt) is not None
         yield "cost" if priced else "unpriced", slug, model, ""
-        if turn.role is Role.MAIN:
-            yield "sessions", slug, "", ""
+        yield "sessions", slug, "", ""
     for call in batch.calls:
         yield "tool", call.project.slug, call.model, call.tool
 

@@ -27,7 +27,7 @@ Place = tuple[int, int, int]
 
 
 class _Tally:
-    """Sums and event times of the turns of one place and one kind of session."""
+    """Sums and event times of the turns of one place."""
 
     __slots__ = ("cached", "first", "input", "last", "output", "thoughts", "tool", "turns")
 
@@ -79,7 +79,7 @@ class Counting:
         self._tools: dict[tuple[int, int, int], list[int]] = {}
         self._turns: dict[bytes, list[Any]] = {}
         self._calls: dict[tuple[bytes, int], list[int]] = {}
-        self._tallies: dict[tuple[int, int, int, bool], _Tally] = {}
+        self._tallies: dict[Place, _Tally] = {}
 
     def count(
         self, turns: Sequence[Turn], calls: Sequence[ToolCall], all_new: bool = False
@@ -160,7 +160,7 @@ class Counting:
             self._prompts[model, bucket_of(usage.prompt)] += 1
         self._turns[turn.id] = [turn.id, session, project, model, time, *usage, rate, turn.role]
         self._spend(time, project, rate, usage)
-        tally = self._tally((project, model, rate), main)
+        tally = self._tally((project, model, rate))
         tally.add(usage)
         tally.first = min(tally.first, time)
         tally.last = max(tally.last, time)
@@ -187,7 +187,7 @@ class Counting:
         if not fresh:
             self._db.execute("REPLACE INTO turn VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         place, usage = (project, model, rate), TokenUsage(*counts)
-        self._tally(place, role == Role.MAIN).add(usage, -1)
+        self._tally(place).add(usage, -1)
         self._spend(time, project, rate, TokenUsage(*(-count for count in counts)))
         return usage, place, fresh
 
@@ -227,29 +227,29 @@ class Counting:
         for (project, model, tool), (calls, errors, cancellations, first) in self._tools.items():
             self.sums.add_tool((project, model, tool), calls, errors, cancellations)
             self._bear("tool", first, project, model, tool)
-        for (project, model, rate, main), tally in self._tallies.items():
+        for (project, model, rate), tally in self._tallies.items():
             usage = tally.usage()
             self.sums.add_usage((project, model, rate), usage, tally.turns)
             if not rate:
                 self.sums.add_unpriced((project, model), usage.total)
             if tally.first == NEVER:
                 continue  # only an echo was taken away here
+            self.last_turns[project] = max(tally.last, self.last_turns.get(project, 0))
+            if not tally.turns:
+                continue  # an echo gave way to the whole reply: no series is born of that
             self._bear("usage", tally.first, project, model)
             self._bear("prompt", tally.first, 0, model)
-            if main:
-                self._bear("sessions", tally.first, project)
-            if not rate:
+            self._bear("sessions", tally.first, project)
+            if not rate and usage.total:
                 self._bear("unpriced", tally.first, project, model)
-            else:
+            if rate:
                 self._bear("cost", tally.first, project, model)
                 self._show_price(model, self._names.model_label(model), tally.last)
-            self.last_turns[project] = max(tally.last, self.last_turns.get(project, 0))
 
-    def _tally(self, place: Place, main: bool) -> _Tally:
-        key = (*place, main)
-        tally = self._tallies.get(key)
+    def _tally(self, place: Place) -> _Tally:
+        tally = self._tallies.get(place)
         if tally is None:
-            tally = self._tallies[key] = _Tally()
+            tally = self._tallies[place] = _Tally()
         return tally
 
     def _spend(self, time: int, project: int, rate: int, usage: TokenUsage) -> None:

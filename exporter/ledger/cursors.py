@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Iterator
 
 from .model import Batch, FileCursor
 from .names import Names
 
 
-def stored_cursors(db: sqlite3.Connection) -> list[FileCursor]:
-    """Return the cursor of every known transcript."""
+def stored_cursors(db: sqlite3.Connection) -> Iterator[FileCursor]:
+    """Yield the cursor of every known transcript."""
     rows = db.execute(
         "SELECT r.path, f.path, device, inode, size, mtime, offset, fingerprint, context"
         " FROM file f JOIN root r ON r.id = f.root"
     )
-    return [FileCursor(os.fsdecode(root), os.fsdecode(path), *rest) for root, path, *rest in rows]
+    for root, path, *rest in rows:
+        yield FileCursor(os.fsdecode(root), os.fsdecode(path), *rest)
 
 
 def store_cursors(db: sqlite3.Connection, names: Names, batch: Batch) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import sha256
-from typing import Final
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from .model import Project
 
 MAX_LENGTH: Final = 128
 UNKNOWN: Final = "unknown"
 OTHER: Final = "other"
+_OWNER_MARK: Final = "\x1f"
+"""Between project and owner; a control character, so no cleaned label holds it."""
 """Takes the place of values beyond a label's cap."""
 
 CAPS: Final = {"project": 1_000, "model": 100, "tool": 200}
@@ -43,11 +47,50 @@ def model_label(name: str) -> str:
     return clean_label(name.rstrip("/").rpartition("/")[2])
 
 
-def project_label(project: Project, show: ProjectLabel) -> str:
-    """Return the label of a project; empty when projects are not shown."""
-    if show is ProjectLabel.NONE:
-        return ""
-    return clean_label(project.path if show is ProjectLabel.PATH and project.path else project.slug)
+class LabelRules(NamedTuple):
+    """How projects are labelled.
+
+    `names` gives labels of one's own by path or short name. With `owner` a label also tells whose
+    home the project is in (see `owned`).
+    """
+
+    show: ProjectLabel = ProjectLabel.SLUG
+    names: Mapping[str, str] = MappingProxyType({})
+    owner: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that is another one when labels may come out differently."""
+        own = [f"{name}={label}" for name, label in sorted(self.names.items())]
+        return "\n".join([self.show, *own, *["owner"] * self.owner])
+
+    def own_name(self, project: Project) -> str:
+        """Return the label that somebody chose for a project, empty if nobody did."""
+        if self.show is ProjectLabel.NONE:
+            return ""
+        return self.names.get(project.path) or self.names.get(project.slug) or ""
+
+    def label(self, project: Project) -> str:
+        """Return the label of a project; empty when projects are not shown."""
+        if self.show is ProjectLabel.NONE:
+            return ""
+        path = project.path if self.show is ProjectLabel.PATH else ""
+        return self.own_name(project) or clean_label(path or project.slug)
+
+
+DEFAULT_RULES: Final = LabelRules()
+"""Short names, and nothing else."""
+
+
+def owned(label: str, owner: str) -> str:
+    """Return the label of a project that also tells its owner."""
+    return f"{label}{_OWNER_MARK}{owner}"
+
+
+def label_and_owner(label: str) -> tuple[str, str]:
+    """Return the two parts of a project's label; the owner is empty if it is not told."""
+    project, _, owner = label.partition(_OWNER_MARK)
+    return project, owner
 
 
 def distinct_label(label: str, path: str) -> str:

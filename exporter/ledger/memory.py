@@ -11,7 +11,7 @@ from typing import Final
 from .budgets import Period, Span
 from .counting import Counting
 from .series import NEVER, Birth, Births
-from .spend import Spend
+from .spend import HOUR_MS, Spend
 from .totals import (
     Activity,
     Naming,
@@ -140,7 +140,7 @@ class Memory:
             names = self._naming.project
             periods = self._spend.in_periods(spans)
             last_hour = self._spend.in_last_hour(now)
-            lately = min(span.start for span in spans.values())
+            lately = min(now - HOUR_MS, *(span.start for span in spans.values()))
             active = [key for key, last in self._last_turns.items() if last >= lately]
         by_period: Counter[tuple[Period, str]] = Counter()
         by_hour: Counter[str] = Counter()

@@ -69,11 +69,13 @@ class Project(msgspec.Struct, frozen=True, cache_hash=True, array_like=True):
     """A project as the transcripts name it.
 
     `slug` is the name of the slug folder, or `unknown-<8 hex>` where only a hash folder is known.
-    `path` is the project's absolute folder, empty where nothing on disk tells it.
+    `path` is the project's absolute folder, empty where nothing on disk tells it; `owner` is whose
+    home it was found in.
     """
 
     slug: str
     path: str = ""
+    owner: str = ""
 
 
 class Turn(msgspec.Struct, gc=False, array_like=True):

@@ -7,8 +7,7 @@ import sqlite3
 from collections import OrderedDict
 from typing import Final
 
-from .labels import CAPS, OTHER, ProjectLabel, clean_label, distinct_label, model_label
-from .labels import project_label as project_text
+from .labels import CAPS, OTHER, LabelRules, clean_label, distinct_label, model_label, owned
 from .model import Project, Rate
 from .totals import Naming
 
@@ -28,9 +27,9 @@ class Names:
     must be called, since ids that were given out may not exist any more.
     """
 
-    def __init__(self, db: sqlite3.Connection, show: ProjectLabel) -> None:
+    def __init__(self, db: sqlite3.Connection, rules: LabelRules) -> None:
         self._db = db
-        self._show = show
+        self._rules = rules
         self.overflow: dict[str, int] = dict.fromkeys(CAPS, 0)
         self._overflowed: OrderedDict[int, None] = OrderedDict()
         self.reload()
@@ -42,9 +41,10 @@ class Names:
         self._projects: dict[Project, int] = {}
         self._project_labels: dict[int, str] = {}
         self._paths_by_label: dict[str, set[str]] = {}
-        for key, slug, path, label in db.execute("SELECT id, slug, path, label FROM project"):
-            self._projects[Project(slug, path)] = key
-            self._own(label, key, path)
+        for key, label, *names in db.execute("SELECT id, label, slug, path, owner FROM project"):
+            project = Project(*names)
+            self._projects[project] = key
+            self._own(label, key, project)
         self._models = {label: key for key, label in db.execute("SELECT id, label FROM model")}
         self._tools = {label: key for key, label in db.execute("SELECT id, label FROM tool")}
         self._rates = {
@@ -54,14 +54,13 @@ class Names:
         self._known: dict[tuple[str, str], int] = {}
         self._sessions: dict[str, int] = {}
 
-    def relabel(self, show: ProjectLabel) -> None:
-        """Give every project the label that another setting shows."""
-        self._show = show
+    def relabel(self) -> None:
+        """Give every project the label that the rules say now."""
         self._project_labels.clear()
         self._paths_by_label.clear()
         for project, key in sorted(self._projects.items(), key=lambda item: item[1]):
             label = self._new_project_label(project)
-            self._own(label, key, project.path)
+            self._own(label, key, project)
             self._db.execute("UPDATE project SET label = ? WHERE id = ?", (label, key))
 
     def naming(self) -> Naming:
@@ -82,7 +81,8 @@ class Names:
         """Return the id of a project; two paths never share a label unless a cap makes them."""
         key = self._projects.get(project)
         if key is None:
-            clean = Project(clean_label(project.slug), _storable(project.path))
+            owner = clean_label(project.owner) if project.owner else ""
+            clean = Project(clean_label(project.slug), _storable(project.path), owner)
             key = self._projects.get(clean)
             if key is None and len(self._projects) >= _PROJECTS_MAX:
                 self._count_overflow("project", clean)
@@ -90,9 +90,10 @@ class Names:
                 key = self._projects.get(clean)
             if key is None:
                 label = self._new_project_label(clean)
-                key = self._insert("project", "slug, path, label", (clean.slug, clean.path, label))
+                names = (clean.slug, clean.path, clean.owner, label)
+                key = self._insert("project", "slug, path, owner, label", names)
                 self._projects[clean] = key
-                self._own(label, key, clean.path)
+                self._own(label, key, clean)
         return key
 
     def model(self, name: str) -> int:
@@ -183,17 +184,23 @@ class Names:
             if len(self._overflowed) > _NAMES_MAX:
                 self._overflowed.popitem(last=False)
 
-    def _own(self, label: str, key: int, path: str) -> None:
+    def _own(self, label: str, key: int, project: Project) -> None:
         self._naming = None
         self._project_labels[key] = label
+        # Under a name that somebody chose, projects are meant to be counted together.
+        path = "" if self._rules.own_name(project) else project.path
         self._paths_by_label.setdefault(label, set()).add(path)
 
     def _new_project_label(self, project: Project) -> str:
-        label = project_text(project, self._show)
-        if self._show is not ProjectLabel.NONE and project.path:
-            owners = self._paths_by_label.get(label, set()) - {""}
-            if owners and project.path not in owners:
+        rules = self._rules
+        name, label = rules.own_name(project), rules.label(project)
+        told = owned(label, project.owner) if rules.owner else label
+        if label and not name and project.path:
+            paths = self._paths_by_label.get(told, set()) - {""}
+            if paths and project.path not in paths:
                 label = distinct_label(label, project.path)
+                told = owned(label, project.owner) if rules.owner else label
+        label = told
         if label not in self._paths_by_label and len(self._paths_by_label) >= CAPS["project"]:
             self._count_overflow("project", project)
             label = OTHER

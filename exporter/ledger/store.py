@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from uuid import uuid4
@@ -12,7 +12,7 @@ from uuid import uuid4
 from .budgets import Period, Span
 from .counting import Counting
 from .cursors import store_cursors, stored_cursors
-from .labels import ProjectLabel
+from .labels import DEFAULT_RULES, LabelRules
 from .lock import LedgerLock
 from .memory import Memory
 from .model import Batch, FileCursor, Turn
@@ -43,7 +43,7 @@ class Ledger:
         path: Path,
         book: PriceBook,
         clock: Callable[[], int],
-        show: ProjectLabel = ProjectLabel.SLUG,
+        rules: LabelRules = DEFAULT_RULES,
         address: str = "",
         hold: int = 90_000,
     ) -> None:
@@ -77,7 +77,7 @@ class Ledger:
         try:
             self._db, replaced = open_ledger(path, clock())
             try:
-                self._load(show, replaced)
+                self._load(rules, replaced)
             except sqlite3.Error as error:
                 self._db.close()
                 raise translate(error, path) from None
@@ -123,8 +123,8 @@ class Ledger:
                 continue
         return total
 
-    def cursors(self) -> list[FileCursor]:
-        """Return the cursor of every known transcript."""
+    def cursors(self) -> Iterator[FileCursor]:
+        """Yield the cursor of every known transcript; to be used up before anything is recorded."""
         return stored_cursors(self._db)
 
     def scanned_roots(self) -> set[str]:
@@ -151,7 +151,7 @@ class Ledger:
             self._all_new = False
             return self._transaction(work, live_from)
 
-    def finish_scan(self, roots: list[str]) -> None:
+    def finish_scan(self, roots: Iterable[str]) -> None:
         """Note that every transcript below these roots has been read; raises like `record`."""
 
         def work(_: Counting) -> None:
@@ -213,16 +213,16 @@ class Ledger:
         births = self._memory.births
         due = births.due(self._clock(), self._hold)
         if due or (self._answered and not self._answer_stored):
-            self._transaction(lambda _: self._set_meta("scraped", self._scraped), released=due)
+            self._transaction(self._note_first_answer, released=due)
             self._answer_stored = True
         return births.next_due(self._hold)
 
-    def _load(self, show: ProjectLabel, replaced: bool) -> None:
+    def _load(self, rules: LabelRules, replaced: bool) -> None:
         if self._meta("created") is None:
-            self._create(show)
-        self._names = Names(self._db, show)
-        if self._meta("labels") != show:
-            self._relabel(show)
+            self._create(rules)
+        self._names = Names(self._db, rules)
+        if self._meta("labels") != rules.fingerprint:
+            self._relabel(rules)
         if replaced:
             self._db.execute("BEGIN IMMEDIATE")
             self._set_meta("created", self._clock())
@@ -244,21 +244,30 @@ class Ledger:
         if self._meta("prices") != self._book.fingerprint:
             self._transaction(self._reprice)
 
-    def _create(self, show: ProjectLabel) -> None:
+    def _create(self, rules: LabelRules) -> None:
         self._db.execute("BEGIN IMMEDIATE")
         self._set_meta("id", str(uuid4()))
         self._set_meta("created", self._clock())
-        self._set_meta("labels", show)
+        self._set_meta("labels", rules.fingerprint)
         self._set_meta("prices", self._book.fingerprint)
         self._db.execute("COMMIT")
 
-    def _relabel(self, show: ProjectLabel) -> None:
+    def _relabel(self, rules: LabelRules) -> None:
         """Let every series appear under its other labels at once: it is history, not spending."""
         self._db.execute("BEGIN IMMEDIATE")
-        self._names.relabel(show)
-        self._db.execute("UPDATE series SET shown = 1")
-        self._set_meta("labels", show)
+        self._names.relabel()
+        self._db.execute("UPDATE series SET shown = 1 WHERE project != 0")
+        self._set_meta("labels", rules.fingerprint)
         self._db.execute("COMMIT")
+
+    def _note_first_answer(self, _: Counting) -> None:
+        """Store when a scraper was first answered, and what there was to show to it."""
+        if self._answer_stored:
+            return
+        self._set_meta("scraped", self._scraped)
+        for table in ("session", "rate"):
+            (last,) = self._db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
+            self._set_meta(f"scraped_{table}", last)
 
     def _reprice(self, counting: Counting) -> None:
         counting.reprice(self._clock())
@@ -273,7 +282,7 @@ class Ledger:
             return NEVER
         since = self._clock() - HOUR_MS
         if self._catching_up_from:
-            since = min(since, self._catching_up_from)
+            since = min(since, self._catching_up_from - HOUR_MS)
         return max(since, self._created)
 
     def _transaction(
@@ -290,7 +299,8 @@ class Ledger:
             try:
                 result = work(counting)
                 births = self._save(counting, live_from, released)
-                self._set_meta("last_run", now)
+                # While a run before is being caught up, its end stays the one that counts.
+                self._set_meta("last_run", self._catching_up_from or now)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from ..ledger.budgets import Period
+from ..ledger.labels import label_and_owner
 from ..ledger.model import PICO
 from .metric import Metric, Rows, Type, View
 
 
 def _spend(view: View) -> Rows:
     spent = {key: pico / PICO for key, pico in view.spending.periods.items()}
-    for project in view.budgets.projects:
-        for period in Period:
-            spent.setdefault((period, project), 0.0)
+    for project in _without_turns(view, (project for _, project in spent)):
+        spent.update({(period, project): 0.0 for period in Period})
     return spent.items()
 
 
 def _last_hour(view: View) -> Rows:
-    projects = dict.fromkeys(view.budgets.projects, 0) | dict(view.spending.last_hour)
-    for project, pico in projects.items():
+    for project, pico in view.spending.last_hour.items():
         yield (project,), pico / PICO
+    for project in _without_turns(view, view.spending.last_hour):
+        yield (project,), 0.0
+
+
+def _without_turns(view: View, spent: Iterable[str]) -> set[str]:
+    """Return the projects that have a budget but no turn in one of the periods."""
+    return set(view.budgets.projects) - {label_and_owner(project)[0] for project in spent}
 
 
 def _budget(view: View) -> Rows:

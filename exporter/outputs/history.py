@@ -30,7 +30,9 @@ JOIN_MS: Final = 5 * 60_000
 """History ends this long before a scraper was first answered. By then the tools that were running
 had ended and the scraper's first sample was stamped; what happened meanwhile is in that sample."""
 
-_OWN_LABELS: Final = frozenset({"le", *(name for metric in FAMILIES for name in metric.labels)})
+_OWN_LABELS: Final = frozenset(
+    {"le", "owner", *(name for metric in FAMILIES for name in metric.labels)}
+)
 _LABEL: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _SAMPLES: Final = 1_000

@@ -98,7 +98,7 @@ OWN: Final = (
     Metric(
         "gemini_cli_exporter_file_errors",
         Type.COUNTER,
-        "Failed attempts to open or list transcripts.",
+        "Failed attempts to open or list transcripts and what names their projects.",
         ("reason",),
         by_value(lambda view: view.stats.file_errors),
     ),

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from ..ledger.labels import label_and_owner
 from ..ledger.model import Role, Status
 from ..ledger.reading import meta
 
@@ -189,6 +190,8 @@ class Past:
         for key, (first, last) in found.items():
             by_name = dict(zip(names, key, strict=True))
             labels = {name: self._labels[name][value] for name, value in by_name.items()}
+            if "project" in labels:
+                labels["project"], labels["owner"] = label_and_owner(labels["project"])
             groups.append(Group(table, by_name, labels, first, last))
         return sorted(groups, key=lambda group: list(group.labels.values()))
 

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Final
 
 from ..ledger.budgets import NO_BUDGETS, Budgets
+from ..ledger.labels import label_and_owner
 from ..ledger.series import START_BEFORE_MS
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
@@ -153,8 +154,10 @@ def _process(openmetrics: bool) -> Iterator[str]:
 @lru_cache(maxsize=32_768)
 def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     """Return the label part of a series; most of a scrape is the same as the one before."""
-    pairs = zip(names, values, strict=True)
-    return ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in pairs if text)
+    pairs = dict(zip(names, values, strict=True))
+    if "project" in pairs:
+        pairs["project"], pairs["owner"] = label_and_owner(pairs["project"])
+    return ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in pairs.items() if text)
 
 
 def _number(value: float) -> str:

@@ -6,16 +6,14 @@ The look at all folders is the truth; file events only make it early.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from time import monotonic
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
-from ..ledger.errors import LedgerUnavailableError
 from ..ledger.model import Batch
 from ..ledger.stats import Stats
 from ..ledger.store import Ledger
@@ -23,6 +21,7 @@ from .assistant import Assistant, Task
 from .inventory import Inventory
 from .layout import is_hash
 from .reader import Key, Reader, Reading, Source
+from .recording import Recording
 
 if TYPE_CHECKING:
     from .watcher import Watcher
@@ -41,9 +40,7 @@ ASSIST_FROM: Final = 200 << 20
 POLL_SECONDS: Final = 5.0
 LIVE_LOOK_SECONDS: Final = 1.0
 _SCAN_SHARE: Final = 300
-_RETRY_SECONDS: Final = (1.0, 30.0)
 
-_Result = TypeVar("_Result")
 _Queue = deque[Source]
 """What is to be read, in this order."""
 
@@ -80,6 +77,7 @@ class Collector:
         self._progress = progress
         self._polled = polled
         self._assist_from = assist_from
+        self._recording = Recording(ledger, stats, clock, stop)
         self._inventory = Inventory(roots, ledger.cursors(), ledger.scanned_roots(), stats)
         self._missing: set[str] = set()
         self._watched: set[str] = set()
@@ -94,21 +92,18 @@ class Collector:
         if watcher is not None:
             self._watch_folders(watcher)
         roots = inventory.present_roots()
-        self._tell_missing(set(inventory.roots) - set(roots))
+        self._tell_missing(inventory.missing_roots())
         queues = self._queues(inventory.changed(self._now()))
         self._scan_cost = monotonic() - started
         self._read_all(*queues)
         if self._stopped():
             return
         if not self._ledger.complete or any(map(inventory.is_first_scan, roots)):
-            self._with_patience(lambda: self._ledger.finish_scan(roots))
+            self._recording.finish_scan(roots)
             inventory.mark_scanned(roots)
         self._stats.scans += 1
         self._stats.last_scan = self._now()
-        try:
-            self._ledger.copy_if_due()
-        except LedgerUnavailableError as error:
-            logger.warning("no copy of the ledger", extra={"fields": {"error": str(error)}})
+        self._recording.copy_if_due()
 
     def _watch_folders(self, watcher: Watcher) -> None:
         """Watch all folders, and look again while there are new ones.
@@ -139,7 +134,7 @@ class Collector:
         self.scan(watcher)
         scanned = looked = monotonic()
         while not self._stopped():
-            tend_in = self._tend()
+            tend_in = self._recording.tend()
             events = watcher.mode == "events" and not (
                 watcher.unwatched or self._polled or self._inventory.crowded
             )
@@ -166,11 +161,6 @@ class Collector:
                 paths.update(os.path.join(*key) for key in live)
                 looked = now
             self.look(paths)
-
-    def _tend(self) -> float:
-        """Let the ledger store what scrapes changed; return the seconds until it must again."""
-        due = self._with_patience(self._ledger.tend)
-        return math.inf if due is None else max(0.0, (due - self._clock()) / 1000)
 
     def _now(self) -> float:
         return self._clock() / 1000
@@ -306,43 +296,14 @@ class Collector:
         # One document may fill a batch by itself; cut short between parts, it is read again.
         while len(batch.turns) + len(batch.calls) > _LARGE_BATCH:
             turns, calls = batch.turns[:BATCH_ROWS], batch.calls[:BATCH_ROWS]
-            self._record(Batch(turns, calls, history=batch.history))
+            self._recording.record(Batch(turns, calls, history=batch.history))
             del batch.turns[:BATCH_ROWS], batch.calls[:BATCH_ROWS]
         if not len(batch):
             return
-        self._record(batch)
+        self._recording.record(batch)
         for cursor in batch.cursors.values():
             inventory.settle(cursor)
         self._batch = Batch(history=batch.history)
-
-    def _record(self, batch: Batch) -> None:
-        started = self._stats.started * 1000
-        for turn in self._with_patience(lambda: self._ledger.record(batch)):
-            if turn.time > started:
-                self._stats.observe_lag(max(0.0, (self._clock() - turn.time) / 1000))
-
-    def _with_patience(self, work: Callable[[], _Result]) -> _Result:
-        """Do ledger work, again and again while the ledger cannot be written."""
-        stats = self._stats
-        delay, longest = _RETRY_SECONDS
-        while True:
-            try:
-                result = work()
-                break
-            except LedgerUnavailableError as error:
-                stats.ledger_errors += 1
-                if stats.ledger_writable:
-                    logger.error("turns stay pending", extra={"fields": {"error": str(error)}})
-                stats.ledger_writable = False
-                stats.pending_turns = len(self._batch.turns)
-                if self._stop is None or self._stop.wait(delay):
-                    raise
-                delay = min(2 * delay, longest)
-        if not stats.ledger_writable:
-            logger.info("the ledger can be written again")
-        stats.ledger_writable = True
-        stats.pending_turns = 0
-        return result
 
 
 def _unread(source: Source) -> int:

@@ -35,6 +35,10 @@ class Cursors:
             if cursor.root in self._packed:
                 self.put(cursor)
 
+    def add_root(self, root: str) -> None:
+        """Take cursors of one more root from now on."""
+        self._packed[root] = {}
+
     def __iter__(self) -> Iterator[Key]:
         return ((root, path) for root, packed in self._packed.items() for path in packed)
 

@@ -43,21 +43,23 @@ class Inventory:
     def __init__(
         self, roots: Sequence[str], cursors: Iterable[FileCursor], scanned: set[str], stats: Stats
     ) -> None:
-        self.roots = tuple(roots)
+        """`roots` are folders, or patterns that folders match sooner or later."""
+        self._patterns = tuple(roots)
+        self.roots = layout.matching(self._patterns)
         self.gone: list[Key] = []
         """Cursors of files that are not there any more, to be dropped from the ledger."""
         self.crowded = False
         """Whether there are more folders than are watched, as `kinds` found last."""
         self._stats = stats
         self._scanned = set(scanned)
-        self._projects = {root: Projects(root, self._note_once) for root in roots}
+        self._projects = {root: self._projects_of(root) for root in self.roots}
         self._trees: list[layout.Tree] = []
         self._refused: dict[Key, tuple[int, int]] = {}
         self._delays: dict[Key, _Delay] = {}
         self._live: OrderedDict[Key, None] = OrderedDict()
         self._unsure: set[str] = set()
         self._noted: set[str] = set()
-        self._cursors = Cursors(roots, self._learning(cursors))
+        self._cursors = Cursors(self.roots, self._learning(cursors))
 
     def kinds(self, polled: Container[str]) -> dict[str, FolderKind]:
         """Return the folders to be watched below all roots but these, which are not too many."""
@@ -69,9 +71,17 @@ class Inventory:
         self.crowded = next(every, None) is not None
         return kinds
 
+    def _projects_of(self, root: str) -> Projects:
+        return Projects(root, self._note_once, layout.owner_of(root))
+
     def present_roots(self) -> list[str]:
         """Return the roots that exist."""
         return [root for root in self.roots if os.path.isdir(root)]
+
+    def missing_roots(self) -> set[str]:
+        """Return the roots that do not exist, and the patterns that nothing matches."""
+        empty = {pattern for pattern in self._patterns if not layout.matching([pattern])}
+        return {root for root in self.roots if not os.path.isdir(root)} | empty
 
     def is_first_scan(self, root: str) -> bool:
         """Tell whether this root has never been read completely."""
@@ -85,6 +95,11 @@ class Inventory:
         """Look for the folders of all roots; this comes before any listing of files."""
         self._trees.clear()
         self._unsure.clear()
+        for root in layout.matching(self._patterns):
+            if root not in self._projects:
+                self.roots += (root,)
+                self._projects[root] = self._projects_of(root)
+                self._cursors.add_root(root)
         for root in self.roots:
             self._projects[root].refresh()
             self._trees.append(layout.tree(root, self._noting(root)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 import stat
@@ -16,6 +17,23 @@ _NEVER_LISTED: Final = "tool-outputs"
 
 OnError = Callable[[OSError], None]
 """Called with what went wrong with one folder or file; the others are listed all the same."""
+
+
+def matching(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Return the folders that are meant: a pattern's matches, and any other name as it is."""
+    found: list[str] = []
+    for pattern in patterns:
+        if glob.has_magic(pattern) and not os.path.lexists(pattern):
+            found += sorted(filter(os.path.isdir, glob.glob(pattern, include_hidden=True)))
+        else:
+            found.append(pattern)
+    return tuple(dict.fromkeys(found))
+
+
+def owner_of(root: str) -> str:
+    """Return whose home a root is in, by its path: the folder that holds `.gemini`."""
+    parts = [part for part in root.split(os.sep) if part not in ("", ".cache", ".gemini")]
+    return parts[-1] if parts else ""
 
 
 class Folder(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Final
 _TABLE: Final = "/proc/self/mountinfo"
 _REMOTE: Final = re.compile(
     r"nfs\d?|cifs|smb\d?|smbfs|9p|afs|ceph|glusterfs|lustre|ocfs2|virtiofs|vboxsf|prl_fs|drvfs"
-    r"|fuse\..+"
+    r"|fakeowner|fuse\..+"
 )
 """File systems that others write to behind the kernel's back: networks and virtual machines."""
 _ESCAPE: Final = re.compile(r"\\([0-7]{3})")

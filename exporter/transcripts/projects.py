@@ -30,9 +30,10 @@ class Projects:
     that `projectHash` (on Windows only this finds it: stored paths are lower-cased there).
     """
 
-    def __init__(self, root: str, on_error: OnError) -> None:
+    def __init__(self, root: str, on_error: OnError, owner: str = "") -> None:
         """`on_error` is told of each failed try to read what names projects; it may be missing."""
         self._root = root
+        self._owner = owner
         self._on_error = on_error
         self._known: dict[str, Project] = {}
         self._by_hash: dict[str, Project] = {}
@@ -56,7 +57,7 @@ class Projects:
         self._registry_stamp = stamp
         for place, slug in registry.projects.items():
             self._paths[slug] = place
-            self._learn_path(Project(slug, place))
+            self._learn_path(Project(slug, place, self._owner))
 
     def project(self, folder: str) -> Project:
         """Return the project of a folder below `tmp`."""
@@ -64,7 +65,7 @@ class Projects:
         if project is None:
             project = self._by_hash.get(folder) if is_hash(folder) else self._named(folder)
             if project is None:
-                return Project(f"unknown-{folder[:8]}")
+                return Project(f"unknown-{folder[:8]}", "", self._owner)
             # A slug without a path is asked for again: its path may be written later.
             if (project.path or is_hash(folder)) and len(self._known) < _PROJECTS_MAX:
                 self._known[folder] = project
@@ -82,7 +83,7 @@ class Projects:
             path = os.fsdecode(read_small(marker, _PATH_LIMIT)).strip() or path
         except OSError as error:
             self._on_error(error)
-        project = Project(slug, path)
+        project = Project(slug, path, self._owner)
         if path:
             self._learn_path(project)
         return project

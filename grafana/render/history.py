@@ -15,7 +15,6 @@ from typing import Final
 
 from exporter.demo import Plan, chats
 from exporter.ledger.budgets import Budgets, Calendar, Period
-from exporter.ledger.labels import ProjectLabel
 from exporter.ledger.pricing import PriceBook
 from exporter.ledger.stats import Stats
 from exporter.ledger.store import Ledger
@@ -58,7 +57,7 @@ class Machine:
         stats.watcher_mode = "events"
         path = self._home / "ledger.db"
         with ExitStack() as parts:
-            ledger = Ledger(path, PriceBook(), self._clock, ProjectLabel.SLUG)
+            ledger = Ledger(path, PriceBook(), self._clock)
             parts.enter_context(closing(ledger))
             collector = Collector([str(self._root)], ledger, stats, self._clock)
             parts.enter_context(closing(collector))

@@ -188,7 +188,10 @@ def test_every_total_and_gauge_is_the_same_as_if_version_2_had_counted(
         assert ours == theirs
         assert ours.ledger_turns > 10
         assert migrated.complete
-        assert (migrated.created, migrated.cursors()) == (fresh.created, fresh.cursors())
+        assert (migrated.created, list(migrated.cursors())) == (
+            fresh.created,
+            list(fresh.cursors()),
+        )
         spans = calendar.spans(clock())
         assert migrated.spending(spans) == fresh.spending(spans)
         assert any(migrated.spending(spans).last_hour.values())

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.ledger.budgets import SLOT_MS, Calendar, Period
-from exporter.ledger.labels import ProjectLabel
+from exporter.ledger.labels import LabelRules, ProjectLabel
 from exporter.ledger.model import Batch, Project, Role, TokenUsage, Turn, message_key
 from exporter.ledger.pricing import PriceBook, PriceOverride, PriceTier
 from exporter.ledger.store import Ledger
@@ -318,7 +318,7 @@ def test_labels_that_several_projects_share_are_added_up(machine: Machine) -> No
     for project in ("shop", "api"):
         machine.turn(10, project=project)
     machine.close()
-    machine.ledger = Ledger(machine.path, BOOK, machine.clock, ProjectLabel.NONE)
+    machine.ledger = Ledger(machine.path, BOOK, machine.clock, LabelRules(ProjectLabel.NONE))
     assert machine.shown().periods == {(period, ""): 20 * FLASH for period in Period}
     assert machine.shown().last_hour == {"": 20 * FLASH}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from exporter.ledger.errors import LedgerError, LedgerUnavailableError
-from exporter.ledger.labels import CAPS, ProjectLabel
+from exporter.ledger.labels import CAPS, LabelRules, ProjectLabel
 from exporter.ledger.model import (
     Batch,
     FileCursor,
@@ -81,7 +81,7 @@ def reopened(
     ledger: Ledger, book: PriceBook = BOOK, show: ProjectLabel = ProjectLabel.SLUG
 ) -> Ledger:
     ledger.close()
-    return Ledger(ledger.path, book, CLOCK, show)
+    return Ledger(ledger.path, book, CLOCK, LabelRules(show))
 
 
 def test_a_message_id_is_counted_once(ledger: Ledger) -> None:
@@ -271,7 +271,7 @@ def test_cursors_come_back_as_they_were_recorded(ledger: Ledger) -> None:
     ledger.record(Batch(cursors={(c.root, c.path): c for c in (cursor, other)}))
     ledger.record(Batch(gone=[(other.root, other.path)]))
     again = reopened(ledger)
-    assert again.cursors() == [cursor]
+    assert list(again.cursors()) == [cursor]
     assert again.scanned_roots() == set()
     again.finish_scan([cursor.root])
     assert again.scanned_roots() == {cursor.root}

@@ -31,7 +31,7 @@ def created(text: str) -> dict[str, set[float]]:
     """Return the start timestamps of each family that has some."""
     return {
         family.name: {s.value for s in family.samples if s.name.endswith("_created")}
-        for family in text_string_to_metric_families(text)
+        for family in text_string_to_metric_families(text)  # type: ignore[no-untyped-call]
         if any(sample.name.endswith("_created") for sample in family.samples)
     }
 

@@ -20,7 +20,7 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from exporter.demo import Plan, write_home
-from exporter.ledger.labels import ProjectLabel
+from exporter.ledger.labels import LabelRules, ProjectLabel
 from exporter.ledger.model import KINDS, PICO, PROMPT_EDGES, Role, Status
 from exporter.ledger.pricing import PriceBook, PriceOverride, PriceTier
 from exporter.outputs.history import (
@@ -490,7 +490,7 @@ def test_projects_under_one_label_are_one_series(scratch: Home) -> None:
     scratch.write(gemini("g-1", time=MORNING), project="a")
     scratch.write(gemini("g-2", time=MORNING), project="b", name="session-b.jsonl")
     scratch.scan()
-    scratch.show = ProjectLabel.NONE
+    scratch.rules = LabelRules(ProjectLabel.NONE)
     scratch.restart()
     found = parsed(written(scratch.path))
     assert named(found, "gemini_cli_turns_total")[-1] == (millis(MORNING), 2)

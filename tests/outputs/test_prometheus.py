@@ -24,7 +24,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from exporter.ledger.labels import ProjectLabel
+from exporter.ledger.labels import LabelRules, ProjectLabel
 from exporter.ledger.model import KINDS, TokenUsage
 from exporter.ledger.pricing import PriceBook, PriceOverride, PriceTier
 from exporter.ledger.stats import Stats
@@ -271,7 +271,8 @@ def one_of_each(project: str, model: str, tool: str) -> Exposition:
     return Exposition(cast(Ledger, FixedLedger(snapshot)), Stats(0.0), lambda: 0)
 
 
-TRICKY = st.text('"\\\n{}=, n#é', min_size=1) | st.text(min_size=1)
+CLEANED = st.text(st.characters(exclude_characters="\x1f"), min_size=1)
+TRICKY = st.text('"\\\n{}=, n#é', min_size=1) | CLEANED
 
 
 @FORMATS
@@ -310,7 +311,7 @@ def relabelled(
         scratch.scan()
 
         def show(label: ProjectLabel) -> tuple[Home, bytes]:
-            scratch.show = label
+            scratch.rules = LabelRules(label)
             scratch.restart()
             return scratch, Exposition(scratch.ledger, scratch.stats, scratch.clock).render()
 

@@ -91,7 +91,7 @@ def test_a_crash_between_reading_and_committing_loses_nothing(
         scratch.collector.scan()
     scratch.restart()
     assert scratch.turns == 0
-    assert scratch.ledger.cursors() == []
+    assert list(scratch.ledger.cursors()) == []
     assert not scratch.ledger.complete
     scratch.scan()
     assert scratch.turns == 30
@@ -107,7 +107,7 @@ def test_a_crash_later_keeps_the_batches_before_it_with_their_cursors(
     with pytest.raises(Crash):
         scratch.collector.scan()
     scratch.restart()
-    cursors = scratch.ledger.cursors()
+    cursors = list(scratch.ledger.cursors())
     assert 0 < len(cursors) < 10
     assert scratch.turns == 3 * len(cursors)
     rest = sum(path.stat().st_size for path in scratch.chats().iterdir())
@@ -342,7 +342,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_lost(
     stats = scratch.stats
     assert (stats.ledger_writable, stats.ledger_errors, stats.pending_turns) == (True, 2, 0)
     assert scratch.turns == 30
-    assert len(scratch.ledger.cursors()) == 10
+    assert len(list(scratch.ledger.cursors())) == 10
     told = [record.message for record in caplog.records]
     assert told == ["turns stay pending", "the ledger can be written again"]
     collector.close()

@@ -31,7 +31,7 @@ def test_an_append_just_before_the_deletion_is_counted(scratch: Home) -> None:
     path = scratch.write(gemini("g-2"))
     path.unlink()
     assert look(scratch, path) == 2
-    assert scratch.ledger.cursors() == []
+    assert list(scratch.ledger.cursors()) == []
     path = scratch.write(header("other"), gemini("g-3"))
     assert look(scratch, path) == 3
 
@@ -41,7 +41,7 @@ def test_a_scan_that_finds_the_folder_gone_reads_what_is_still_open(scratch: Hom
     shutil.rmtree(scratch.root / "tmp" / "shop")
     scratch.scan()
     assert scratch.turns == 2
-    assert scratch.ledger.cursors() == []
+    assert list(scratch.ledger.cursors()) == []
     assert scratch.skipped == {}
 
 

@@ -88,7 +88,7 @@ def test_a_source_tells_project_session_and_parent(tmp_path: Path) -> None:
         f"{HASH}/chats/session-2026-01-20T09-15-7c1d0a2b.json",
     )
     (tmp_path / "tmp/shop/.project_root").write_text(SHOP)
-    project = Project("shop", SHOP)
+    project = Project("shop", SHOP, tmp_path.name)
     assert Store(tmp_path).places() == [
         Place(project, "7c1d0a2b", ""),
         Place(project, "a1b2c3", "5e551001-0000"),
@@ -129,7 +129,7 @@ def test_a_registry_that_comes_later_names_hash_folders(tmp_path: Path) -> None:
     store = Store(tmp_path)
     assert [place.project.slug for place in store.places()] == [f"unknown-{HASH[:8]}"]
     (tmp_path / "projects.json").write_bytes(dumps({"projects": {SHOP: "shop"}}))
-    assert [place.project for place in store.places()] == [Project("shop", SHOP)]
+    assert [place.project for place in store.places()] == [Project("shop", SHOP, tmp_path.name)]
 
 
 def test_a_hash_seen_in_a_slug_folder_names_its_folder_in_the_first_scan_too(
@@ -230,7 +230,7 @@ def test_what_names_projects_and_cannot_be_read_is_counted_once(tmp_path: Path, 
     (tmp_path / name).mkdir()
     store = Store(tmp_path)
     for _ in range(3):
-        assert store.places()[0].project == Project("shop")
+        assert store.places()[0].project == Project("shop", "", tmp_path.name)
     assert store.stats.file_errors == {**dict.fromkeys(ERROR_REASONS, 0), "not_regular": 1}
 
 
@@ -354,7 +354,7 @@ def test_deleted_transcripts_lose_their_cursors_and_may_come_back(scratch: Home)
     ]
     path.write_bytes(kept + dumps(gemini("g-3")) + b"\n")
     scratch.scan()
-    assert len(scratch.ledger.cursors()) == 2
+    assert len(list(scratch.ledger.cursors())) == 2
     assert scratch.turns == 3
 
 
@@ -365,7 +365,7 @@ def test_a_file_deleted_while_the_exporter_was_off_loses_its_cursor(scratch: Hom
     path.unlink()
     scratch.start()
     scratch.scan()
-    assert scratch.ledger.cursors() == []
+    assert list(scratch.ledger.cursors()) == []
     assert scratch.turns == 1
 
 
@@ -390,7 +390,7 @@ def test_a_root_that_is_away_for_a_while_is_not_read_again(scratch: Home) -> Non
     assert scratch.stats.files == {str(scratch.root): 0}
     scratch.restart()
     scratch.scan()
-    assert len(scratch.ledger.cursors()) == 1
+    assert len(list(scratch.ledger.cursors())) == 1
     away.rename(scratch.root)
     scratch.scan()
     assert scratch.stats.read_bytes == 0
@@ -404,7 +404,7 @@ def test_a_root_made_again_is_found_without_a_restart(scratch: Home) -> None:
     scratch.scan()
     (scratch.root / "tmp").mkdir(parents=True)
     scratch.scan()
-    assert scratch.ledger.cursors() == []
+    assert list(scratch.ledger.cursors()) == []
     scratch.write(gemini("g-1"), gemini("g-2"))
     scratch.scan()
     assert scratch.turns == 2
@@ -445,4 +445,4 @@ def test_cursors_of_a_root_that_is_not_asked_for_are_kept(tmp_path: Path) -> Non
         scratch.collector.close()
         other = Collector([str(tmp_path / "other")], scratch.ledger, Stats(0), scratch.clock)
         other.scan()
-        assert len(scratch.ledger.cursors()) == 1
+        assert len(list(scratch.ledger.cursors())) == 1

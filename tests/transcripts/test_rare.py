@@ -210,7 +210,7 @@ def test_a_folder_that_cannot_be_listed_once_keeps_its_cursors(
     monkeypatch.setattr(os, "scandir", failing)
     scratch.scan()
     monkeypatch.undo()
-    assert len(scratch.ledger.cursors()) == 1
+    assert len(list(scratch.ledger.cursors())) == 1
     assert scratch.stats.file_errors["permission"] > 0
 
 

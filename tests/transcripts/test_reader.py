@@ -627,7 +627,7 @@ def test_an_error_in_the_middle_of_a_file_loses_and_doubles_nothing(
         scratch.scan()
         assert 0 < scratch.turns < len(numbers)
         assert scratch.stats.file_errors["io"] == 1
-        assert scratch.ledger.cursors() == []
+        assert list(scratch.ledger.cursors()) == []
         monkeypatch.setattr(Failing, "bad", False)
         scratch.clock.now += 2_000
         snapshot = scratch.scan()
