@@ -65,7 +65,8 @@ def load(argv: Sequence[str], environ: Mapping[str, str], platform: str) -> Aske
     keys = [key for key in fault["loc"] if isinstance(key, str)]
     option = next((option for option in OPTIONS if [*option[:2]] == keys[:2]), None)
     flag, variable = (option.flag, option.variable) if option else ("", "")
-    places = (flag, variable, f"{path}: {'.'.join(keys)}", f"the default of {flag}")
+    key = ".".join(key if key.isprintable() else ascii(key) for key in keys)
+    places = (flag, variable, f"{path}: {key}", f"the default of {flag}")
     given = (keys[1] in layer.get(keys[0], {}) for layer in layers)
     place = next(place for place, here in zip(places, given, strict=True) if here)
     raise ConfigError(f"{place}: {_complaint(fault)}")

@@ -56,6 +56,10 @@ class Metrics:
             values[dict(labels)[label]] += value
         return {text: value for text, value in values.items() if value}
 
+    def series(self, name: str) -> dict[tuple[tuple[str, str], ...], float]:
+        """Return the value of each series of a metric, by its sorted labels."""
+        return dict(self._values[name])
+
     def value(self, name: str) -> float:
         """Return the sum of all series of a metric."""
         return sum(self._values[name].values())

@@ -17,6 +17,7 @@ from tests.real import RealSet
 from tests.support import home
 
 ROOT = Path(__file__).parent.parent
+FOLDERS = ("bench", "deploy", "docs", "grafana")
 README = (ROOT / "README.md").read_text()
 COUNTING = (ROOT / "docs" / "how-it-counts.md").read_text()
 
@@ -55,6 +56,6 @@ def test_the_page_on_counting_names_every_reason_and_limit() -> None:
 
 
 def test_links_between_the_documents_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")):
+    for page in (ROOT / "README.md", *(p for d in FOLDERS for p in ROOT.glob(f"{d}/*.md"))):
         for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
