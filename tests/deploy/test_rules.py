@@ -1,0 +1,126 @@
+"""The Prometheus rules: valid, tested by promtool, on metrics that exist, with a runbook each."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from exporter.outputs.catalog import CATALOG
+from exporter.outputs.metric import Type
+
+from .tools import need
+
+PROJECT = Path(__file__).parents[2]
+FOLDER = PROJECT / "deploy" / "prometheus"
+FILES = sorted(FOLDER.glob("*.yaml"))
+TESTS = sorted((FOLDER / "tests").glob("*.yaml"))
+
+_METRIC = re.compile(r"(?<![\w:])gemini_cli_\w+")
+_LABELS = re.compile(r"(?:by|on|without|ignoring) \(([^)]*)\)|(\w+)\s*(?:=~|!~|!=|=)\s*\"")
+_TARGET_LABELS = {"job", "instance"}
+
+
+def rules() -> Iterator[dict[str, Any]]:
+    for path in FILES:
+        for group in yaml.safe_load(path.read_text())["groups"]:
+            yield from group["rules"]
+
+
+ALERTS = {rule["alert"]: rule for rule in rules() if "alert" in rule}
+
+
+def run(*command: str | Path, cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_rules_are_valid() -> None:
+    run(need("promtool"), "check", "rules", *FILES, cwd=FOLDER)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.stem))
+def test_the_rules_do_what_their_tests_say(path: Path) -> None:
+    run(need("promtool"), "test", "rules", path.name, cwd=path.parent)
+
+
+def cases() -> dict[str, list[dict[str, Any]]]:
+    """Return the test groups of each alert: their names begin with those they test."""
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ALERTS}
+    for path in TESTS:
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            for name in test["name"].partition(":")[0].split(", "):
+                found[name].append(test)
+    return found
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_each_alert_is_tested_in_all_respects(name: str) -> None:
+    tests = cases()[name]
+    expected = [
+        case.get("exp_alerts", [])
+        for test in tests
+        for case in test["alert_rule_test"]
+        if case["alertname"] == name
+    ]
+    assert any(expected)
+    assert not all(expected)
+    assert all("exp_annotations" in alert for alerts in expected for alert in alerts)
+    told = " ".join(test["name"] for test in tests)
+    assert "exact threshold" in told
+    assert "gap" in told or "reset" in told
+    assert "two instances" in told
+
+
+def test_every_metric_and_label_is_in_the_catalogue() -> None:
+    suffixes = {
+        Type.COUNTER: ("_total",),
+        Type.GAUGE: ("",),
+        Type.HISTOGRAM: ("_bucket", "_count", "_sum"),
+    }
+    shown = {metric.name + end for metric in CATALOG for end in suffixes[metric.type]}
+    labels = {label for metric in CATALOG for label in metric.labels} | _TARGET_LABELS
+    for rule in rules():
+        recorded = re.sub(r"\w+:gemini_cli_\w+:\w+", "", rule["expr"])
+        assert set(_METRIC.findall(recorded)) <= shown, rule
+        for listed, matched in _LABELS.findall(rule["expr"]):
+            names = {name.strip() for name in (listed or matched).split(",")}
+            assert names <= labels, rule
+
+
+def test_every_recording_rule_is_used_and_every_used_one_is_recorded() -> None:
+    used = set(re.findall(r"\w+:gemini_cli_\w+:\w+", " ".join(rule["expr"] for rule in rules())))
+    assert used == {rule["record"] for rule in rules() if "record" in rule}
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_says_what_it_is_and_has_a_runbook(name: str) -> None:
+    rule = ALERTS[name]
+    assert name.startswith("GeminiCli")
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+    notes = rule["annotations"]
+    assert set(notes) == {"summary", "description", "runbook_url"}
+    assert "{{" not in notes["summary"]
+    assert "$labels.instance" in notes["description"]
+    page, _, anchor = notes["runbook_url"].partition("#")
+    assert anchor == name.lower()
+    assert f"\n## {name}\n" in (PROJECT / page).read_text()
+
+
+def test_alerts_about_money_use_event_time_only() -> None:
+    for name, rule in ALERTS.items():
+        if name.startswith(("GeminiCliBudget", "GeminiCliSpend")):
+            assert "increase(" not in rule["expr"]
+            assert "rate(" not in rule["expr"]
+
+
+def test_no_alert_takes_a_laptop_that_sleeps_for_one_that_is_down() -> None:
+    assert [name for name, rule in ALERTS.items() if re.search(r"\bup\b", rule["expr"])] == [
+        "GeminiCliExporterDown"
+    ]
+    assert 'job=~"gemini-cli-servers"' in ALERTS["GeminiCliExporterDown"]["expr"]
