@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,13 @@ TESTS = sorted((FOLDER / "tests").glob("*.yaml"))
 _METRIC = re.compile(r"(?<![\w:])gemini_cli_\w+")
 _LABELS = re.compile(r"(?:by|on|without|ignoring) \(([^)]*)\)|(\w+)\s*(?:=~|!~|!=|=)\s*\"")
 _TARGET_LABELS = {"job", "instance"}
+_THRESHOLD = re.compile(r"(>=|>|<) ([\d.]+)(?=  # threshold)")
+_FLIPPED = {">=": ">", ">": ">=", "<": "<="}
+
+CASES = {"fires", "does not fire", "exact threshold", "gap", "reset", "two instances"}
+"""What the names of an alert's test groups must say in all."""
+
+Rule = dict[str, Any]
 
 
 def rules() -> Iterator[dict[str, Any]]:
@@ -71,10 +80,78 @@ def test_each_alert_is_tested_in_all_respects(name: str) -> None:
     assert any(expected)
     assert not all(expected)
     assert all("exp_annotations" in alert for alerts in expected for alert in alerts)
-    told = " ".join(test["name"] for test in tests)
-    assert "exact threshold" in told
-    assert "gap" in told or "reset" in told
-    assert "two instances" in told
+    told = {
+        fact
+        for test in tests
+        for fact in re.split(r", |; ", test["name"].partition(": ")[2])
+        if ", two instances" not in test["name"] or instances(test) >= 2
+    }
+    counters = {test["name"] for test in tests if "_total{" in json.dumps(test["input_series"])}
+    assert told >= (CASES | {"born at zero"} if counters else CASES)
+
+
+def instances(test: dict[str, Any]) -> int:
+    """Return how many exporters a test group plays."""
+    found = (re.search(r'instance="(\w+)"', series["series"]) for series in test["input_series"])
+    return len({match[1] for match in found if match})
+
+
+def mutants(rule: Rule) -> Iterator[Rule]:
+    """Yield the alert with each of its numbers changed so that an exact test must notice."""
+    for match in _THRESHOLD.finditer(rule["expr"]):
+        operator, number = match[1], Decimal(match[2])
+        step = number / 10 if 0 < number < 2 else Decimal(1)
+        # Towards what the tests have just beyond the threshold.
+        moved = number + step if operator == ">" else number - step
+        for change in (f"{_FLIPPED[operator]} {number}", f"{operator} {moved}"):
+            yield {**rule, "expr": _put(rule["expr"], match, change)}
+    if (wait := rule.get("for")) is not None:
+        yield {**rule, "for": "0s"}
+        yield {**rule, "for": f"{2 * int(wait.removesuffix('m'))}m"}
+
+
+def _put(expr: str, match: re.Match[str], text: str) -> str:
+    return expr[: match.start()] + text + expr[match.end() :]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.stem))
+def test_no_number_of_an_alert_can_change_unnoticed(path: Path, tmp_path: Path) -> None:
+    """Changed copies of the alerts, under names of their own, all fail the tests of the alert."""
+    suite = yaml.safe_load(path.read_text())
+    changed: dict[str, Rule] = {}
+    for test in suite["tests"]:
+        checks = test.pop("alert_rule_test")
+        test.pop("promql_expr_test", None)
+        test["alert_rule_test"] = []
+        for name in {check["alertname"] for check in checks}:
+            for number, rule in enumerate(mutants(ALERTS[name])):
+                copy = f"{name}_{number}"
+                changed[copy] = {**rule, "alert": copy}
+                test["alert_rule_test"] += [
+                    {**check, "alertname": copy} for check in checks if check["alertname"] == name
+                ]
+    assert changed
+    order = suite.setdefault("group_eval_order", [])
+    order.append("changed")
+    recorded = [
+        group
+        for group in yaml.safe_load((FOLDER / "gemini-cli-rules.yaml").read_text())["groups"]
+        if group["name"] in order
+    ]
+    groups = [*recorded, {"name": "changed", "rules": list(changed.values())}]
+    (tmp_path / "rules.json").write_text(json.dumps({"groups": groups}))  # JSON is YAML
+    suite["rule_files"] = ["rules.json"]
+    suite["group_eval_order"] = [group["name"] for group in groups]
+    (tmp_path / "suite.json").write_text(json.dumps(suite))
+    done = subprocess.run(
+        [need("promtool"), "test", "rules", "suite.json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    failed = set(re.findall(r"alertname: (\w+), time:", done.stdout + done.stderr))
+    assert set(changed) - failed == set(), done.stderr[:2_000]
+    assert failed <= set(changed)
 
 
 def test_every_metric_and_label_is_in_the_catalogue() -> None:
