@@ -271,7 +271,7 @@ def one_of_each(project: str, model: str, tool: str) -> Exposition:
     return Exposition(cast(Ledger, FixedLedger(snapshot)), Stats(0.0), lambda: 0)
 
 
-CLEANED = st.text(st.characters(exclude_characters="\x1f"), min_size=1)
+CLEANED = st.text(st.characters(codec="utf-8", exclude_characters="\x1f"), min_size=1)
 TRICKY = st.text('"\\\n{}=, n#é', min_size=1) | CLEANED
 
 
