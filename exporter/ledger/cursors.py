@@ -20,6 +20,12 @@ def stored_cursors(db: sqlite3.Connection) -> Iterator[FileCursor]:
         yield FileCursor(os.fsdecode(root), os.fsdecode(path), *rest)
 
 
+def stored_roots(db: sqlite3.Connection) -> set[str]:
+    """Return the roots that a complete scan has covered before."""
+    rows = db.execute("SELECT path FROM root WHERE scanned IS NOT NULL")
+    return {os.fsdecode(path) for (path,) in rows}
+
+
 def store_cursors(db: sqlite3.Connection, names: Names, batch: Batch) -> None:
     """Write a batch's cursors inside the caller's transaction, and drop those that are gone."""
     db.executemany(

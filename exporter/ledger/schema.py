@@ -171,3 +171,14 @@ def _check(db: sqlite3.Connection, path: Path) -> None:
 
 def _tables(db: sqlite3.Connection) -> set[str]:
     return {name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+
+
+def size_on_disk(path: Path) -> int:
+    """Return the bytes of a ledger on disk, its write-ahead log included."""
+    total = 0
+    for name in (path, path.with_name(path.name + "-wal")):
+        try:
+            total += name.stat().st_size
+        except FileNotFoundError:
+            continue
+    return total

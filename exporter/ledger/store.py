@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from uuid import uuid4
 
 from .budgets import Period, Span
 from .counting import Counting
-from .cursors import store_cursors, stored_cursors
+from .cursors import store_cursors, stored_cursors, stored_roots
 from .labels import DEFAULT_RULES, LabelRules
 from .lock import LedgerLock
 from .memory import Memory
@@ -19,11 +18,11 @@ from .model import Batch, FileCursor, Turn
 from .names import Names
 from .pricing import PriceBook
 from .recovery import copy_of, make_copy, open_ledger
-from .schema import translate, unusable
+from .schema import size_on_disk, translate, unusable
 from .series import NEVER, Birth
 from .spend import HOUR_MS
 from .totals import SeriesName, Snapshot, Spending
-from .writing import write_sums
+from .writing import note_answer, write_sums
 
 _COPY_MS: Final = 86_400_000
 _COPY_RETRY_MS: Final = 3_600_000
@@ -115,13 +114,7 @@ class Ledger:
 
     def size(self) -> int:
         """Return the bytes on disk, the write-ahead log included."""
-        total = 0
-        for name in (self.path, self.path.with_name(self.path.name + "-wal")):
-            try:
-                total += name.stat().st_size
-            except FileNotFoundError:
-                continue
-        return total
+        return size_on_disk(self.path)
 
     def cursors(self) -> Iterator[FileCursor]:
         """Yield the cursor of every known transcript; to be used up before anything is recorded."""
@@ -129,8 +122,7 @@ class Ledger:
 
     def scanned_roots(self) -> set[str]:
         """Return the roots that a complete scan has covered before."""
-        rows = self._db.execute("SELECT path FROM root WHERE scanned IS NOT NULL")
-        return {os.fsdecode(path) for (path,) in rows}
+        return stored_roots(self._db)
 
     def record(self, batch: Batch) -> list[Turn]:
         """Store a batch in one transaction and return the turns that were new.
@@ -213,7 +205,7 @@ class Ledger:
         births = self._memory.births
         due = births.due(self._clock(), self._hold)
         if due or (self._answered and not self._answer_stored):
-            self._transaction(self._note_first_answer, released=due)
+            self._transaction(lambda _: note_answer(self._db, self._scraped), released=due)
             self._answer_stored = True
         return births.next_due(self._hold)
 
@@ -259,15 +251,6 @@ class Ledger:
         self._db.execute("UPDATE series SET shown = 1 WHERE project != 0")
         self._set_meta("labels", rules.fingerprint)
         self._db.execute("COMMIT")
-
-    def _note_first_answer(self, _: Counting) -> None:
-        """Store when a scraper was first answered, and what there was to show to it."""
-        if self._answer_stored:
-            return
-        self._set_meta("scraped", self._scraped)
-        for table in ("session", "rate"):
-            (last,) = self._db.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()
-            self._set_meta(f"scraped_{table}", last)
 
     def _reprice(self, counting: Counting) -> None:
         counting.reprice(self._clock())

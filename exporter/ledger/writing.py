@@ -33,6 +33,14 @@ def write_sums(
     )
 
 
+def note_answer(db: sqlite3.Connection, time: int) -> None:
+    """Note, once, when a scraper was first answered, and what there was to show to it."""
+    note = "INSERT OR IGNORE INTO meta"
+    db.execute(f"{note} VALUES ('scraped', ?)", (time,))
+    for table in ("session", "rate"):
+        db.execute(f"{note} SELECT 'scraped_{table}', coalesce(max(id), 0) FROM {table}")
+
+
 def _upsert(table: str, keys: str, sums: str) -> str:
     columns = sums.split()
     marks = ", ".join("?" * (len(keys.split()) + len(columns)))
