@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from .ledger.errors import LedgerError
 from .outputs.prometheus import Exposition
-from .parts import ServiceError, budgets_of, new_stats, now, opened_ledger, roots_of
-from .sources import ConfigError
+from .parts import ServiceError, budgets_of, new_stats, now, opened_ledger, roots_of, web_config_of
 from .transcripts.collector import Collector, Progress
 from .transcripts.reader import spare_the_collector
 
@@ -48,13 +47,7 @@ def history(settings: Settings, wanted: History) -> int:
 
 def check(settings: Settings) -> int:
     """Check the web configuration too, as the settings are checked already, and return 0."""
-    from .outputs.web_config import WebConfigError, load
-
-    try:
-        if settings.web.config_file is not None:
-            load(settings.web.config_file)
-    except WebConfigError as error:
-        raise ConfigError(str(error)) from None
+    web_config_of(settings)
     print("the configuration can be used")
     return 0
 

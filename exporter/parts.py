@@ -18,11 +18,13 @@ from .ledger.labels import LabelRules
 from .ledger.pricing import PriceBook, PriceOverride, PriceTier
 from .ledger.stats import Stats
 from .ledger.store import Ledger
+from .sources import ConfigError
 from .transcripts.files import ERROR_REASONS
 from .transcripts.shapes import Reason
 from .values import LOCAL
 
 if TYPE_CHECKING:
+    from .outputs.web_config import WebConfig
     from .prices import ModelPrice, PriceAbove
     from .settings import Settings, Spendable
 
@@ -90,6 +92,18 @@ def budgets_of(settings: Settings) -> Budgets:
         _amounts(settings.budget),
         {project: _amounts(budget) for project, budget in settings.budget.projects.items()},
     )
+
+
+def web_config_of(settings: Settings) -> WebConfig | None:
+    """Return what the web configuration file says, None without one; raises ConfigError."""
+    if settings.web.config_file is None:
+        return None
+    from .outputs.web_config import WebConfigError, load
+
+    try:
+        return load(settings.web.config_file)
+    except WebConfigError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _amounts(budget: Spendable) -> dict[Period, Decimal]:

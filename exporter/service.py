@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Final
 from . import __version__
 from .ledger.errors import LedgerUnavailableError
 from .outputs.prometheus import Exposition
-from .parts import ServiceError, budgets_of, new_stats, now, opened_ledger, roots_of
+from .parts import ServiceError, budgets_of, new_stats, now, opened_ledger, roots_of, web_config_of
 from .transcripts.collector import Collector
 from .transcripts.reader import spare_the_collector
 
 if TYPE_CHECKING:
     from .outputs.pages import Pages
     from .outputs.web import WebServer
-    from .outputs.web_config import WebConfig
     from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -59,13 +58,14 @@ def serve(settings: Settings) -> int:
         created = settings.web.created_timestamps
         pages.show(ledger, Exposition(ledger, stats, now, budgets_of(settings), created=created))
         mode = settings.watch.mode
-        places = {*roots, *matching(roots)}
+        found = matching(roots)
+        places = {*roots, *found}
         polled = {
             place
             for place in places
             if mode is WatchMode.POLL or (mode is WatchMode.AUTO and is_remote(place))
         }
-        watcher = Watcher([place for place in matching(roots) if place not in polled], wake.set)
+        watcher = Watcher([place for place in found if place not in polled], wake.set)
         if polled < places:
             watcher.start()
             parts.callback(watcher.stop)
@@ -127,7 +127,7 @@ def _web(settings: Settings, pages: Pages) -> Iterator[WebServer]:
                 version=__version__,
                 metrics_path=web.telemetry_path,
                 allowed_hosts=web.allowed_host,
-                config=_web_config(settings),
+                config=web_config_of(settings),
             )
             server.start()
         except WebError as error:
@@ -139,15 +139,3 @@ def _web(settings: Settings, pages: Pages) -> Iterator[WebServer]:
             yield server
         finally:
             server.stop()
-
-
-def _web_config(settings: Settings) -> WebConfig | None:
-    if settings.web.config_file is None:
-        return None
-    from .outputs.web_config import WebConfigError, load
-    from .sources import ConfigError
-
-    try:
-        return load(settings.web.config_file)
-    except WebConfigError as error:
-        raise ConfigError(str(error)) from None

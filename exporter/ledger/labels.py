@@ -51,7 +51,7 @@ class LabelRules(NamedTuple):
     """How projects are labelled.
 
     `names` gives labels of one's own by path or short name. With `owner` a label also tells whose
-    home the project is in (see `owned`).
+    home the project is in (see `told`).
     """
 
     show: ProjectLabel = ProjectLabel.SLUG
@@ -77,14 +77,13 @@ class LabelRules(NamedTuple):
         path = project.path if self.show is ProjectLabel.PATH else ""
         return self.own_name(project) or clean_label(path or project.slug)
 
+    def told(self, label: str, owner: str) -> str:
+        """Return a project's label as it is kept: with the owner, if owners are shown."""
+        return f"{label}{_OWNER_MARK}{owner}" if self.owner else label
+
 
 DEFAULT_RULES: Final = LabelRules()
 """Short names, and nothing else."""
-
-
-def owned(label: str, owner: str) -> str:
-    """Return the label of a project that also tells its owner."""
-    return f"{label}{_OWNER_MARK}{owner}"
 
 
 def label_and_owner(label: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import sqlite3
 from collections import OrderedDict
 from typing import Final
 
-from .labels import CAPS, OTHER, LabelRules, clean_label, distinct_label, model_label, owned
+from .labels import CAPS, OTHER, LabelRules, clean_label, distinct_label, model_label
 from .model import Project, Rate
 from .totals import Naming
 
@@ -193,14 +193,12 @@ class Names:
 
     def _new_project_label(self, project: Project) -> str:
         rules = self._rules
-        name, label = rules.own_name(project), rules.label(project)
-        told = owned(label, project.owner) if rules.owner else label
-        if label and not name and project.path:
-            paths = self._paths_by_label.get(told, set()) - {""}
+        short = rules.label(project)
+        label = rules.told(short, project.owner)
+        if short and project.path and not rules.own_name(project):
+            paths = self._paths_by_label.get(label, set()) - {""}
             if paths and project.path not in paths:
-                label = distinct_label(label, project.path)
-                told = owned(label, project.owner) if rules.owner else label
-        label = told
+                label = rules.told(distinct_label(short, project.path), project.owner)
         if label not in self._paths_by_label and len(self._paths_by_label) >= CAPS["project"]:
             self._count_overflow("project", project)
             label = OTHER

@@ -17,6 +17,7 @@ from typing import BinaryIO, Final
 
 from ..ledger.reading import meta, open_for_reading
 from ..ledger.series import START_BEFORE_MS
+from .escaping import escaped, in_braces, label_part
 from .metric import Metric
 from .past import Past
 from .running import FAMILIES, Together, read
@@ -34,7 +35,6 @@ _OWN_LABELS: Final = frozenset(
     {"le", "owner", *(name for metric in FAMILIES for name in metric.labels)}
 )
 _LABEL: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
-_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _SAMPLES: Final = 1_000
 """How many samples are handed over at a time; a histogram's point is one of them."""
 
@@ -111,7 +111,7 @@ def write_history(
             samples.head(metric)
             for one in several:
                 heads = [
-                    f"{metric.name}{suffix}{_labels(labels | dict(options.labels))} "
+                    f"{metric.name}{suffix}{in_braces(label_part(labels | dict(options.labels)))} "
                     for suffix, labels in one.names
                 ]
                 samples.write(heads, one)
@@ -148,7 +148,7 @@ class _Samples:
 
     def head(self, metric: Metric) -> None:
         """Begin a family."""
-        text = metric.help.translate(_ESCAPES)
+        text = escaped(metric.help)
         self._lines.append(f"# HELP {metric.name} {text}\n# TYPE {metric.name} {metric.type}\n")
 
     def write(self, heads: Sequence[str], series: Together) -> None:
@@ -216,8 +216,3 @@ def _span(options: HistoryOptions, past: Past) -> tuple[int, int]:
 
 def _moment(time: int) -> str:
     return datetime.fromtimestamp(time / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    pairs = [f'{name}="{text.translate(_ESCAPES)}"' for name, text in labels.items() if text]
-    return f"{{{','.join(pairs)}}}" if pairs else ""

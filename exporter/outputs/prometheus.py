@@ -15,12 +15,12 @@ from ..ledger.stats import Stats
 from ..ledger.store import Ledger
 from ..ledger.totals import SeriesName
 from .catalog import CATALOG, rows
+from .escaping import escaped, in_braces, label_part
 from .metric import Buckets, Metric, Type, View
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _TEXTS: Final = ("text/plain", "text/*", "*/*", "*")
 _HIDDEN: Final = "process_start_time_seconds"
 """Not exposed: collectors take it for the start of all counters, and ours outlive the process."""
@@ -111,7 +111,7 @@ def _family(
     name = metric.name + ("_total" if metric.type is Type.COUNTER else "")
     for values, value in rows(metric, view):
         labels = _labels(metric.labels, values)
-        suffix = f"{{{labels}}}" if labels else ""
+        suffix = in_braces(labels)
         if isinstance(value, Buckets):
             yield from _histogram(name, labels, suffix, value)
         else:
@@ -126,8 +126,7 @@ def _family(
 def _head(name: str, kind: str, text: str, openmetrics: bool) -> Iterator[str]:
     if kind == Type.COUNTER and not openmetrics:
         name += "_total"
-    escaped = text.translate(_ESCAPES) if openmetrics else text
-    yield f"# HELP {name} {escaped}"
+    yield f"# HELP {name} {escaped(text) if openmetrics else text}"
     yield f"# TYPE {name} {kind}"
 
 
@@ -157,7 +156,7 @@ def _labels(names: tuple[str, ...], values: tuple[str, ...]) -> str:
     pairs = dict(zip(names, values, strict=True))
     if "project" in pairs:
         pairs["project"], pairs["owner"] = label_and_owner(pairs["project"])
-    return ",".join(f'{name}="{text.translate(_ESCAPES)}"' for name, text in pairs.items() if text)
+    return label_part(pairs)
 
 
 def _number(value: float) -> str:

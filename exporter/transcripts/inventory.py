@@ -46,6 +46,7 @@ class Inventory:
         """`roots` are folders, or patterns that folders match sooner or later."""
         self._patterns = tuple(roots)
         self.roots = layout.matching(self._patterns)
+        self._unmatched: set[str] = set()
         self.gone: list[Key] = []
         """Cursors of files that are not there any more, to be dropped from the ledger."""
         self.crowded = False
@@ -80,8 +81,7 @@ class Inventory:
 
     def missing_roots(self) -> set[str]:
         """Return the roots that do not exist, and the patterns that nothing matches."""
-        empty = {pattern for pattern in self._patterns if not layout.matching([pattern])}
-        return {root for root in self.roots if not os.path.isdir(root)} | empty
+        return {root for root in self.roots if not os.path.isdir(root)} | self._unmatched
 
     def is_first_scan(self, root: str) -> bool:
         """Tell whether this root has never been read completely."""
@@ -95,7 +95,9 @@ class Inventory:
         """Look for the folders of all roots; this comes before any listing of files."""
         self._trees.clear()
         self._unsure.clear()
-        for root in layout.matching(self._patterns):
+        matches = {pattern: layout.matching([pattern]) for pattern in self._patterns}
+        self._unmatched = {pattern for pattern, found in matches.items() if not found}
+        for root in chain.from_iterable(matches.values()):
             if root not in self._projects:
                 self.roots += (root,)
                 self._projects[root] = self._projects_of(root)
@@ -243,7 +245,7 @@ class Inventory:
         return note
 
     def _note_once(self, error: OSError) -> None:
-        """Count what is wrong with one path for as long as it is there, not at every look."""
+        """Count what is wrong with a path once, not at every look."""
         if error.filename not in self._noted and not isinstance(error, FileNotFoundError):
             self._noted.add(error.filename)
             self._note(error)
