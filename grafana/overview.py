@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .frame import Page
-from .panels import BUDGET, RATIO, USD, Column, Panel, bars, course, number, rows
+from .panels import BUDGET, RATIO, USD, Column, Panel, course, number, rows
 from .queries import (
     Form,
     Query,
@@ -18,6 +18,7 @@ from .queries import (
 from .shared import (
     PRICED,
     RATE,
+    budgets,
     cost_by_kind,
     failing_tools,
     last_hour,
@@ -77,24 +78,15 @@ def _forecast() -> Panel:
 
 
 def _budgets() -> Panel:
-    queries = [
-        Query(budget_used(period), f"{period} {{{{instance}}}}", Form.AT_END)
-        for period in ("day", "week", "month")
-    ]
-    at_pace = Query(forecast_of_budget(), "month at this pace {{instance}}", Form.AT_END)
-    return bars(
+    return budgets(
         "Budget used",
         "Spent / budget of each exporter for the calendar day, week and month that run now, and "
         "what the month will come to at its pace so far. A budget is for all projects and models "
         "of its exporter, so those filters do not apply. Estimate at published prices; turns "
         "without a price are not in it.",
-        RATIO,
-        *queries,
-        at_pace,
-        limits=BUDGET,
-        most=1,
-        empty="no budget set",
-        span=10,
+        budget_used,
+        "{{instance}}",
+        Query(forecast_of_budget(), "month at this pace {{instance}}", Form.AT_END),
     )
 
 

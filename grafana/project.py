@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .frame import Page
-from .panels import BUDGET, COUNT, RATIO, SECONDS, Panel, bars, cloud, course, number
+from .panels import COUNT, RATIO, SECONDS, Panel, bars, cloud, course, number
 from .queries import Form, Query, project_budget_used, rate, rate_by, ratio, total, usage
 from .shared import (
     GROWN,
     RATE,
+    budgets,
     cost_by_kind,
     failing_tools,
     last_hour,
@@ -58,23 +59,13 @@ def _last_turn() -> Panel:
 
 
 def _budgets() -> Panel:
-    queries = [
-        Query(
-            project_budget_used(period), f"{period} {{{{project}}}} {{{{instance}}}}", Form.AT_END
-        )
-        for period in ("day", "week", "month")
-    ]
-    return bars(
+    return budgets(
         "Project budget used",
         "Spent / budget of the project for the calendar day, week and month that run now, for each "
         "exporter that has a budget for it. Estimate at published prices; turns without a price "
         "are not in it; the model filter does not apply.",
-        RATIO,
-        *queries,
-        limits=BUDGET,
-        most=1,
-        empty="no budget set",
-        span=10,
+        project_budget_used,
+        "{{project}} {{instance}}",
     )
 
 

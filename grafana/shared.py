@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from .panels import (
     ANY_IS_WORTH_A_LOOK,
+    BUDGET,
     COUNT,
     ERRORS,
     RATIO,
@@ -56,6 +58,22 @@ def spending() -> list[Panel]:
         )
         for period, title in _PERIODS.items()
     ]
+
+
+def budgets(title: str, text: str, used: Callable[[str], str], legend: str, *more: Query) -> Panel:
+    """Return the used part of the budgets of each period, which `used` asks for, and of `more`."""
+    periods = [Query(used(period), f"{period} {legend}", Form.AT_END) for period in _PERIODS]
+    return bars(
+        title,
+        text,
+        RATIO,
+        *periods,
+        *more,
+        limits=BUDGET,
+        most=1,
+        empty="no budget set",
+        span=10,
+    )
 
 
 def last_hour() -> Panel:
