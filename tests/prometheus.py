@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
-import subprocess
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
-PATIENCE = 30.0
-"""Seconds after which something that should have happened by now has failed."""
+from tests.daemon import PATIENCE, Daemon
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not on the PATH"
 )
 """Marks a test that starts a Prometheus."""
 
-_POLL = 0.05
-
 
 class QueryError(Exception):
     """Prometheus refused a query; the message is its own."""
 
 
-class Prometheus:
+class Prometheus(Daemon):
     """One process of it, as a context manager: ready once entered, gone after.
 
     `targets` maps a job's name to the addresses (host:port) that are scraped under it; more can be
@@ -51,68 +46,31 @@ class Prometheus:
         alertmanager: str | None = None,
         flags: Sequence[str] = (),
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder.resolve()
         static = [
             {"job_name": job, "static_configs": [{"targets": list(addresses)}]}
             for job, addresses in targets.items()
         ]
         alerting = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
-        self._config = {
+        config = {
             "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "rule_files": [str(path.resolve()) for path in rules],
             "alerting": alerting if alertmanager else {},
             "scrape_configs": [*static, *scrape],
         }
+        super().__init__(folder, config)
         self._flags = flags
-        self._process: subprocess.Popen[bytes] | None = None
-        self.url = ""
-        """Where it answers, without a slash at the end; known once it was started."""
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Start it and return once it is ready.
-
-        Raises AssertionError with its log if it ends or is not ready in time.
-        """
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
-        config = self._folder / "prometheus.yml"
-        config.write_text(json.dumps(self._config))  # JSON is YAML
-        command = ["prometheus", f"--config.file={config}", f"--web.listen-address={address}"]
-        command += [f"--storage.tsdb.path={self._folder / 'data'}"]
-        command += ["--storage.tsdb.retention.time=10y", "--web.enable-lifecycle"]
-        command += ["--log.level=warn", *self._flags]
-        with (self._folder / "log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        self.url = f"http://{address}"
-        try:
-            self._wait("ready", self._ready)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """End it and wait until it has ended; its data stays."""
-        if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    @property
-    def log(self) -> str:
-        """What it said since it was started: warnings and errors."""
-        return (self._folder / "log").read_text(errors="replace")
+    def _command(self, config: Path) -> Sequence[str | Path]:
+        return [
+            "prometheus",
+            f"--config.file={config}",
+            f"--web.listen-address={self.address}",
+            f"--storage.tsdb.path={self._folder / 'data'}",
+            "--storage.tsdb.retention.time=10y",
+            "--web.enable-lifecycle",
+            "--log.level=warn",
+            *self._flags,
+        ]
 
     def query(self, expr: str, at: float | None = None) -> list[dict[str, Any]]:
         """Return the series that an instant query finds, each {"metric": {}, "value": [at, text]}.
@@ -185,21 +143,3 @@ class Prometheus:
             return [{"metric": {}, "value": data["result"]}]
         results: list[dict[str, Any]] = data["result"]
         return results
-
-    def _ready(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=PATIENCE):
-                return True
-        except urllib.error.HTTPError as error:
-            error.close()
-            return False
-        except OSError:
-            return False
-
-    def _wait(self, what: str, done: Callable[[], bool]) -> None:
-        end = time.monotonic() + PATIENCE
-        while not done():
-            assert self._process is not None
-            assert self._process.poll() is None, self.log
-            assert time.monotonic() < end, f"{what}: not in {PATIENCE:.0f} s\n{self.log}"
-            time.sleep(_POLL)

@@ -20,8 +20,9 @@ import pytest
 from exporter.demo import Plan, write_home
 from exporter.ledger.model import KINDS, PICO
 from exporter.outputs.history import JOIN_MS
+from tests.daemon import PATIENCE
 from tests.program import Program
-from tests.prometheus import PATIENCE, Prometheus, needs_prometheus
+from tests.prometheus import Prometheus, needs_prometheus
 from tests.support import dumps, gemini, header
 
 pytestmark = needs_prometheus
