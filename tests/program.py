@@ -97,11 +97,11 @@ class Metrics:
 
 
 class Program:
-    """`serve` on a free port, with one ledger through all its lives."""
+    """`serve`, or `demo`, on a free port, with one ledger through all its lives."""
 
-    def __init__(self, folder: Path, roots: Sequence[Path]) -> None:
+    def __init__(self, folder: Path, roots: Sequence[Path], command: str = "serve") -> None:
         self._log = folder / "log"
-        self._command = [sys.executable, "-m", "exporter", "serve"]
+        self._command = [sys.executable, "-m", "exporter", command]
         self._command += ["--web.listen-address", "127.0.0.1:0"]
         self._command += ["--ledger.path", str(folder / "ledger.db")]
         for root in roots:

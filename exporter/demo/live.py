@@ -21,6 +21,8 @@ _BUSY: Final = (timedelta(days=2, hours=3), timedelta(hours=6), timedelta(hours=
 """How long ago the busy hours began: a spike, and what is recent at any time of the day."""
 _AT_ONCE: Final = 4
 """Conversations that go on at the same time; each has a turn every 20 seconds or so."""
+_UNDER_WAY_MS: Final = 60_000
+"""The first of them began about so long ago, so that a turn comes within seconds."""
 _TURNS: Final = (8, 40)
 _OUTPUT: Final = 2_000.0
 
@@ -87,6 +89,8 @@ class LiveHome:
         rng, clock = self._rng, self._clock
         self._started += 1
         start = clock() + rng.randrange(5_000)
+        if self._started <= _AT_ONCE:
+            start -= _UNDER_WAY_MS
         turns = rng.randint(*_TURNS)
         agents = {turns // 2: 5} if rng.random() < 0.3 else {}
         own = Random(rng.getrandbits(64))
