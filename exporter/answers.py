@@ -6,6 +6,7 @@ from collections.abc import Callable, Container
 from datetime import UTC, datetime
 from functools import partial
 
+from .ledger.audience import Audience
 from .ledger.stats import Stats
 from .ledger.store import Ledger
 from .ledger.totals import SeriesName
@@ -32,15 +33,15 @@ class Answers:
         if self._ledger is None or not self._ledger.complete:
             return None
         if scraper:
-            self._ledger.asked()
+            self._ledger.asked(Audience.SCRAPERS)
         content_type = negotiate(accept)
-        view = self._exposition.view(scraper=scraper)
+        view = self._exposition.view(Audience.SCRAPERS if scraper else None)
         body = self._exposition.render(content_type, view)
         delivered = partial(self._delivered, self._ledger, view.held) if scraper else None
         return Page(body, content_type, delivered)
 
     def _delivered(self, ledger: Ledger, zeros: Container[SeriesName]) -> None:
-        if ledger.delivered(zeros):
+        if ledger.delivered(Audience.SCRAPERS, zeros):
             self._wake()
 
     def not_ready(self) -> str | None:

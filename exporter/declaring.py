@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict
 PREFIX: Final = "GEMINI_CLI_EXPORTER_"
 """Of every environment variable that holds a setting."""
 
+ENABLED: Final = "enabled"
+"""The name of the switch that stands for its whole group, as in `--otlp`."""
+
 SWITCH: Final = ""
 """The placeholder of a setting that is on or off: its flag takes no value, `--no-...` is off."""
 
@@ -48,7 +51,9 @@ class Option(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Group and name, as in `web.listen-address`."""
+        """Group and name, as in `web.listen-address`; the switch of a group is its name."""
+        if self.name == ENABLED:
+            return self.group
         return f"{self.group}.{self.name}" if self.group else self.name
 
     @property
@@ -59,7 +64,7 @@ class Option(NamedTuple):
     @property
     def variable(self) -> str:
         """The environment variable, as in `GEMINI_CLI_EXPORTER_WEB_LISTEN_ADDRESS`."""
-        return re.sub("[-.]", "_", f"{PREFIX}{self.group}_{self.name}").upper()
+        return re.sub("[-.]", "_", PREFIX + self.path).upper()
 
     @property
     def synopsis(self) -> str:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING
 
 from .ledger.errors import LedgerError
 from .outputs.prometheus import Exposition
-from .parts import ServiceError, budgets_of, new_stats, now, opened_ledger, roots_of, web_config_of
+from .parts import (
+    ServiceError,
+    budgets_of,
+    new_stats,
+    now,
+    opened_ledger,
+    receiver_wanted,
+    roots_of,
+    web_config_of,
+)
 from .transcripts.collector import Collector, Progress
 from .transcripts.reader import spare_the_collector
 
@@ -46,8 +55,9 @@ def history(settings: Settings, wanted: History) -> int:
 
 
 def check(settings: Settings) -> int:
-    """Check the web configuration too, as the settings are checked already, and return 0."""
+    """Check what the settings refer to, as they are checked themselves already, and return 0."""
     web_config_of(settings)
+    receiver_wanted(settings)
     print("the configuration can be used")
     return 0
 

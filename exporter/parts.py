@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from .transcripts.shapes import Reason
 from .values import LOCAL
 
 if TYPE_CHECKING:
+    from .outputs.receiver import Receiver
     from .outputs.web_config import WebConfig
     from .prices import ModelPrice, PriceAbove
     from .settings import Settings, Spendable
@@ -103,6 +105,20 @@ def web_config_of(settings: Settings) -> WebConfig | None:
     try:
         return load(settings.web.config_file)
     except WebConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+def receiver_wanted(settings: Settings) -> Receiver | None:
+    """Return where to push, None if nothing is pushed; raises ConfigError."""
+    if not settings.otlp.on:
+        if not settings.web.enabled:
+            raise ConfigError("--no-web: nothing is left to do without --otlp")
+        return None
+    from .outputs.receiver import ReceiverError, receiver_of
+
+    try:
+        return receiver_of(os.environ, settings.otlp.endpoint)
+    except ReceiverError as error:
         raise ConfigError(str(error)) from None
 
 

@@ -15,13 +15,26 @@ from typing import TYPE_CHECKING, Final
 from . import __version__
 from .ledger.errors import LedgerUnavailableError
 from .outputs.prometheus import Exposition
-from .parts import ServiceError, budgets_of, new_stats, now, opened_ledger, roots_of, web_config_of
+from .outputs.receiver import Temporality
+from .parts import (
+    ServiceError,
+    budgets_of,
+    new_stats,
+    now,
+    opened_ledger,
+    receiver_wanted,
+    roots_of,
+    web_config_of,
+)
+from .sources import ConfigError
 from .transcripts.collector import Collector
 from .transcripts.reader import spare_the_collector
 
 if TYPE_CHECKING:
+    from .ledger.stats import Stats
+    from .ledger.store import Ledger
     from .outputs.pages import Pages
-    from .outputs.web import WebServer
+    from .outputs.receiver import Receiver
     from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -53,10 +66,13 @@ def serve(settings: Settings) -> int:
     stats = new_stats()
     roots = roots_of(settings)
     pages = Answers(stats, wake.set)
-    with _web(settings, pages) as server, ExitStack() as parts:
-        ledger = parts.enter_context(opened_ledger(settings, server.addresses[0], stop))
+    receiver = receiver_wanted(settings)
+    with ExitStack() as parts:
+        address = parts.enter_context(_web(settings, pages)) if settings.web.enabled else ""
+        ledger = parts.enter_context(opened_ledger(settings, address, stop))
         created = settings.web.created_timestamps
-        pages.show(ledger, Exposition(ledger, stats, now, budgets_of(settings), created=created))
+        exposition = Exposition(ledger, stats, now, budgets_of(settings), created=created)
+        pages.show(ledger, exposition)
         mode = settings.watch.mode
         found = matching(roots)
         places = {*roots, *found}
@@ -71,6 +87,8 @@ def serve(settings: Settings) -> int:
             parts.callback(watcher.stop)
         collector = Collector(roots, ledger, stats, now, stop=stop, polled=polled)
         parts.enter_context(closing(collector))
+        if receiver is not None:
+            parts.enter_context(_pushed(receiver, settings, ledger, exposition, stats, wake))
         try:
             collector.run(watcher, wake, settings.transcripts.rescan_interval)
         except LedgerUnavailableError as error:
@@ -113,8 +131,45 @@ def demo(settings: Settings) -> int:
 
 
 @contextmanager
-def _web(settings: Settings, pages: Pages) -> Iterator[WebServer]:
-    """Answer requests for as long as the block runs; raises ServiceError."""
+def _pushed(
+    receiver: Receiver,
+    settings: Settings,
+    ledger: Ledger,
+    exposition: Exposition,
+    stats: Stats,
+    wake: threading.Event,
+) -> Iterator[None]:
+    """Push metrics for as long as the block runs; raises ConfigError without the libraries."""
+    try:
+        from .outputs.push import Pusher
+        from .outputs.sender import Sender
+
+        sender = Sender(receiver)
+    except ModuleNotFoundError as error:
+        needs = "--otlp: needs pip install 'gemini-cli-exporter[otlp]'"
+        raise ConfigError(f"{needs}: no module {error.name}") from None
+    pusher = Pusher(
+        ledger,
+        exposition.view,
+        sender,
+        receiver.interval,
+        stats,
+        wake,
+        delta=receiver.temporality is not Temporality.CUMULATIVE,
+        genai=settings.otlp.genai,
+    )
+    fields = {"endpoint": receiver.endpoint, "protocol": str(receiver.protocol)}
+    logger.info("pushing", extra={"fields": fields})
+    pusher.start()
+    try:
+        yield
+    finally:
+        pusher.stop()
+
+
+@contextmanager
+def _web(settings: Settings, pages: Pages) -> Iterator[str]:
+    """Answer requests for as long as the block runs, and yield where; raises ServiceError."""
     from .outputs.web import WebError, WebServer, bind
 
     web = settings.web
@@ -136,6 +191,6 @@ def _web(settings: Settings, pages: Pages) -> Iterator[WebServer]:
             for address in server.addresses:
                 url = f"{server.scheme}://{address}{web.telemetry_path}"
                 logger.info("serving", extra={"fields": {"url": url}})
-            yield server
+            yield server.addresses[0]
         finally:
             server.stop()

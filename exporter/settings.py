@@ -24,6 +24,7 @@ from .values import (
     Address,
     AtLeastOne,
     Duration,
+    Endpoint,
     HostName,
     LabelText,
     ListenAddress,
@@ -98,6 +99,9 @@ class Ledger(Group):
 class Web(Group):
     """Where scrapes are answered."""
 
+    enabled: Annotated[
+        Switch, Written(SWITCH, "Answer scrapes; --no-web where metrics are only pushed.")
+    ] = True
     listen_address: Annotated[
         AtLeastOne[Address],
         Written(
@@ -137,6 +141,39 @@ class Web(Group):
             " created-timestamp-zero-ingestion.",
         ),
     ] = False
+
+
+class Otlp(Group):
+    """What is pushed; the standard OTEL_* variables say how."""
+
+    enabled: Annotated[
+        Switch | None,
+        Written(
+            SWITCH,
+            "Push metrics by OTLP, as the standard variables OTEL_EXPORTER_OTLP_*,"
+            " OTEL_METRIC_EXPORT_INTERVAL and OTEL_RESOURCE_ATTRIBUTES say. Also switched on by"
+            " --otlp.endpoint, and never by a variable of OpenTelemetry.",
+        ),
+    ] = None
+    endpoint: Annotated[
+        Endpoint | None,
+        Written(
+            "URL",
+            "Where to push, instead of OTEL_EXPORTER_OTLP_ENDPOINT; /v1/metrics is added for HTTP.",
+        ),
+    ] = None
+    genai: Annotated[
+        Switch,
+        Written(
+            SWITCH,
+            "Push token counters by OpenTelemetry's GenAI conventions too; these may still change.",
+        ),
+    ] = False
+
+    @property
+    def on(self) -> bool:
+        """Whether to push."""
+        return self.endpoint is not None if self.enabled is None else self.enabled
 
 
 class Labels(Group):
@@ -198,6 +235,7 @@ class Settings(BaseModel):
     watch: Watch = Watch()
     ledger: Ledger
     web: Web = Web()
+    otlp: Otlp = Otlp()
     labels: Labels = Labels()
     budget: Budget = Budget()
     log: Log = Log()

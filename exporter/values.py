@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from .ledger.labels import MAX_LENGTH, clean_label
+from .outputs.receiver import endpoint_url
 
 _DURATION: Final = re.compile(
     r"(?:(\d{1,4})h)?(?:(\d{1,6})m(?!s))?(?:(\d{1,8})s)?(?:(\d{1,11})ms)?"
@@ -139,6 +140,13 @@ def _label(text: str) -> str:
     return text
 
 
+def _endpoint(text: str) -> str:
+    try:
+        return endpoint_url(text)
+    except ValueError as error:
+        raise ValueError(f"{'' if '@' in text else f'{text!r} '}{error}") from None
+
+
 def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -182,6 +190,7 @@ AbsolutePath = Annotated[Path, PlainValidator(_path), _Text]
 Time = Annotated[Duration, PlainValidator(Duration.parse), _Text]
 Address = Annotated[ListenAddress, PlainValidator(ListenAddress.parse), _Text]
 HostName = Annotated[str, AfterValidator(_host_name)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 Day = Annotated[date, PlainValidator(_day), _Text]
 TimeOrNever = Annotated[Duration, PlainValidator(Duration.parse_or_zero), _Text]
 TimeZone = Annotated[str, AfterValidator(_time_zone)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.ledger.audience import Audience
 from exporter.ledger.labels import LabelRules, ProjectLabel
 from exporter.outputs.prometheus import Exposition
 from exporter.transcripts.layout import matching, owner_of
@@ -93,11 +94,11 @@ def test_two_folders_with_one_short_name_can_be_named_or_merged(homes: Homes) ->
 def test_other_labels_are_history_and_not_held(homes: Homes) -> None:
     homes.write("ana", 1)
     homes.turns()
-    homes.scratch.ledger.asked()
-    homes.scratch.ledger.delivered(())
+    homes.scratch.ledger.asked(Audience.SCRAPERS)
+    homes.scratch.ledger.delivered(Audience.SCRAPERS, ())
     homes.scratch.ledger.tend()
     homes.turns(owner=True)
-    assert not homes.scratch.ledger.snapshot().held
+    assert not any(homes.scratch.ledger.snapshot().held.values())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

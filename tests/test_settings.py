@@ -42,6 +42,10 @@ def test_every_option_has_a_flag_a_variable_and_a_help_text() -> None:
         "--budget.timezone": f"{PREFIX}BUDGET_TIMEZONE",
         "--log.level": f"{PREFIX}LOG_LEVEL",
         "--log.format": f"{PREFIX}LOG_FORMAT",
+        "--otlp": f"{PREFIX}OTLP",
+        "--otlp.endpoint": f"{PREFIX}OTLP_ENDPOINT",
+        "--otlp.genai": f"{PREFIX}OTLP_GENAI",
+        "--web": f"{PREFIX}WEB",
     }
     assert all(option.written.help.endswith(".") for option in OPTIONS)
 
@@ -162,11 +166,13 @@ def test_the_description_is_flat_and_written_as_it_is_read(write_config: WriteCo
         "transcripts.rescan-interval": "1h30m",
         "ledger.path": "/l.db",
         "watch.mode": "auto",
+        "web.enabled": True,
         "web.listen-address": ["[::1]:1"],
         "web.allowed-host": [],
         "web.telemetry-path": "/metrics",
         "web.zero-first-hold": "1m30s",
         "web.created-timestamps": False,
+        "otlp.genai": False,
         "labels.project": "slug",
         "labels.owner": False,
         "budget.timezone": "local",

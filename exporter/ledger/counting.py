@@ -7,10 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from .audience import NEVER
 from .model import Role, Status, TokenUsage, ToolCall, Turn
 from .names import Names
 from .pricing import PriceBook
-from .series import NEVER, SeriesKey
+from .series import SeriesKey
 from .totals import Sums, bucket_of
 
 _DAY_MS: Final = 86_400_000

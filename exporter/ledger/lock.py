@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import LedgerError
+from .schema import unusable
 
 try:
     import fcntl
@@ -27,9 +28,17 @@ class LedgerLock:
     """
 
     def __init__(self, ledger: Path, address: str) -> None:
-        """Take the lock or raise LedgerError naming the holder. `address` tells others about us."""
+        """Take the lock or raise LedgerError naming the holder. `address` tells others about us.
+
+        Its folder is made where there is none.
+        """
         self._path = ledger.with_name(ledger.name + ".lock")
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0)
+        try:
+            ledger.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._fd = os.open(self._path, flags, 0o600)
+        except OSError as error:
+            raise unusable(ledger, error) from None
         try:
             _lock(self._fd)
         except OSError:

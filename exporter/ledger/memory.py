@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from typing import Final
 
+from .audience import NEVER, Audience
 from .budgets import Period, Span
 from .counting import Counting
-from .series import NEVER, Birth, Births
+from .series import Birth, Births
 from .spend import HOUR_MS, Spend
 from .totals import (
     Activity,
@@ -62,7 +63,7 @@ class Memory:
         }
         self._spend = Spend(db, naming.rate, now, max(self._last_turns.values(), default=0))
         rows = db.execute("SELECT family, project, model, tool, born, shown FROM series")
-        births = (Birth((*key,), born, bool(shown)) for *key, born, shown in rows)
+        births = (Birth((*key,), born, Audience(shown)) for *key, born, shown in rows)
         self.births = Births(births, naming)
 
     def absorb(self, counting: Counting, births: Iterable[Birth], naming: Naming, now: int) -> None:
@@ -95,7 +96,7 @@ class Memory:
             sessions = Counter(self._sessions)
             recent = list(self._recent.values())
             prices = dict(self.prices)
-            held = frozenset(self.births.held)
+            held = {audience: frozenset(held) for audience, held in self.births.held.items()}
         turns_of: dict[int, list[int]] = {}
         for project, time in recent:
             turns_of.setdefault(project, []).append(time)
@@ -120,13 +121,12 @@ class Memory:
             held,
         )
 
-    def delivered(self, names: Container[SeriesName], now: int) -> bool:
+    def delivered(self, audience: Audience, names: Container[SeriesName], now: int) -> bool:
         """Note that these series were delivered as 0; return whether a hold began with that."""
         with self._mutex:
-            begun = [
-                name for name, since in self.births.held.items() if since == NEVER and name in names
-            ]
-            self.births.held.update(dict.fromkeys(begun, now))
+            held = self.births.held[audience]
+            begun = [name for name, since in held.items() if since == NEVER and name in names]
+            held.update(dict.fromkeys(begun, now))
         return bool(begun)
 
     def starts(self) -> dict[SeriesName, int]:

@@ -44,12 +44,6 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         raise _unreadable(path, error) from None
 
 
-def meta(db: sqlite3.Connection, key: str) -> int | None:
-    """Return a number that the ledger notes about itself, None if it has not noted it."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-    return int(row[0]) if row else None
-
-
 def _checked(path: Path, mode: str) -> sqlite3.Connection:
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=10, isolation_level=None

@@ -15,6 +15,8 @@ from .schema import connect, translate
 
 logger = logging.getLogger(__name__)
 
+_COPY_MS: Final = 86_400_000
+_COPY_RETRY_MS: Final = 3_600_000
 _COMPANIONS: Final = ("", "-wal", "-shm")
 
 
@@ -48,6 +50,31 @@ def open_ledger(path: Path, now: int) -> tuple[sqlite3.Connection, bool]:
         fields = {"error": str(error), "kept_as": str(aside), "replaced_by": source}
         logger.error("the ledger was replaced", extra={"fields": fields})
         return connect(path), True
+
+
+class Copying:
+    """Renews the copy beside the ledger once a day. Times are milliseconds since the epoch."""
+
+    def __init__(self, path: Path, created: int) -> None:
+        """`created` is when the ledger was made."""
+        self._path = path
+        self._copied = -1
+        """Generation of the last copy; -1 is one from before the start."""
+        copy = copy_of(path)
+        made = copy.stat().st_mtime_ns // 10**6 if copy.exists() else None
+        # A new ledger has all its transcripts: its first copy can wait until the scan is over.
+        self._due = made + _COPY_MS if made is not None else created + _COPY_RETRY_MS
+
+    def renew(self, db: sqlite3.Connection, generation: int, now: int) -> None:
+        """Make a copy if the last is a day old and of another generation; raises as `make_copy`.
+
+        What failed is tried again an hour later.
+        """
+        if now < self._due or generation == self._copied:
+            return
+        self._due = now + _COPY_RETRY_MS
+        make_copy(db, self._path, now)
+        self._due, self._copied = now + _COPY_MS, generation
 
 
 def make_copy(db: sqlite3.Connection, path: Path, now: int) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 from .budgets import SLOT_MS
 from .errors import DamagedLedgerError, LedgerError, LedgerUnavailableError
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 _TABLES: Final = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -60,6 +60,7 @@ CREATE TABLE spend_total (
     slot INTEGER, project INTEGER, rate INTEGER, input INTEGER NOT NULL, cached INTEGER NOT NULL,
     output INTEGER NOT NULL, thoughts INTEGER NOT NULL, tool INTEGER NOT NULL,
     PRIMARY KEY (slot, project, rate)) WITHOUT ROWID;
+CREATE TABLE pushed (series TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
 _TABLE_NAMES: Final = frozenset(
@@ -88,6 +89,10 @@ INSERT OR IGNORE INTO series
     SELECT 'unpriced', s.project, s.model, 0, s.born, 1
     FROM series s JOIN unpriced_total u ON u.project = s.project AND u.model = s.model
     WHERE s.family = 'usage';
+""",
+    2: """
+UPDATE series SET shown = shown | 2;
+CREATE TABLE pushed (series TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """,
 }
 """What makes each schema the next one."""

@@ -1,18 +1,16 @@
-"""The birth of each series: its start timestamp, and whether scrapers have seen it as 0 yet.
+"""The birth of each series: its start timestamp, and who has seen it as 0 yet.
 
-A scraper cannot see the first value of a series as an increase. So a series that is born while
-scrapers look on is held: they are shown 0 until it has been delivered to one of them for some time.
+Nobody can see the first value of a series as an increase. So a series that is born while an
+audience looks on is held: that audience is shown 0 until it has been delivered for some time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Final, NamedTuple
 
+from .audience import EVERYBODY, NEVER, Audience, together
 from .totals import Naming, SeriesName
-
-NEVER: Final = 1 << 62
-"""A time, in milliseconds since the epoch, that nothing reaches."""
 
 START_BEFORE_MS: Final = 1
 """A series starts, as 0, this many milliseconds before its first turn."""
@@ -25,11 +23,11 @@ Several keys may share the labels of one `SeriesName`.
 
 
 class Birth(NamedTuple):
-    """A row of the ledger: when the first turn of a series was, and whether it is held."""
+    """A row of the ledger: when the first turn of a series was, and who is shown its value."""
 
     key: SeriesKey
     born: int
-    shown: bool
+    shown: Audience
 
 
 class Births:
@@ -41,22 +39,26 @@ class Births:
     def __init__(self, rows: Iterable[Birth], naming: Naming) -> None:
         self.starts: dict[SeriesName, int] = {}
         """Time of the first turn by name; once it may have been seen it stays."""
-        self.held: dict[SeriesName, int] = {}
+        self.held: dict[Audience, dict[SeriesName, int]] = {audience: {} for audience in Audience}
         """When the 0 was first delivered, by name of what is held; NEVER if it was not yet."""
         self._born: dict[SeriesKey, int] = {}
         self.absorb(rows, naming)
 
     def plan(
-        self, touched: Mapping[SeriesKey, int], naming: Naming, live_from: int, complete: bool
+        self,
+        touched: Mapping[SeriesKey, int],
+        naming: Naming,
+        live_from: Mapping[Audience, int],
+        complete: bool,
     ) -> list[Birth]:
         """Return the rows to be stored for the earliest turn of each series of a transaction.
 
-        A series is held if all its turns are at `live_from` or later. Before the first scan is
-        complete nobody has seen anything, so a birth may still become earlier.
+        A series is held from an audience if all its turns are at its `live_from` or later. Before
+        the first scan is complete nobody has seen anything, so a birth may still become earlier.
         """
         if not complete:
             return [
-                Birth(key, time, True)
+                Birth(key, time, EVERYBODY)
                 for key, time in touched.items()
                 if time < self._born.get(key, NEVER)
             ]
@@ -65,9 +67,15 @@ class Births:
             name = name_of(key, naming)
             earliest[name] = min(time, earliest.get(name, NEVER))
         # History in what nobody has seen as 0 yet must not become an increase.
-        unseen = {name for name, since in self.held.items() if since == NEVER}
-        released = {name for name in unseen if earliest.get(name, NEVER) < live_from}
-        births = self.releases(released, naming) if released else []
+        released = {
+            audience: {
+                name
+                for name, since in held.items()
+                if since == NEVER and earliest.get(name, NEVER) < live_from[audience]
+            }
+            for audience, held in self.held.items()
+        }
+        births = self.releases(released, naming)
         for key, time in touched.items():
             if key in self._born:
                 continue
@@ -75,27 +83,47 @@ class Births:
             if name in self.starts:
                 # Another id under the same labels: their start stays, and so does what is shown.
                 time = max(time, self.starts[name])
-                births.append(Birth(key, time, name not in self.held or name in released))
+                births.append(Birth(key, time, self._shown(name, released)))
             else:
-                births.append(Birth(key, time, earliest[name] < live_from))
+                shown = together(at for at in Audience if earliest[name] < live_from[at])
+                births.append(Birth(key, time, shown))
         return births
 
-    def due(self, now: int, hold: int) -> set[SeriesName]:
-        """Return what has been shown as 0 for `hold` milliseconds."""
-        return {name for name, since in list(self.held.items()) if since + hold <= now}
+    def due(self, now: int, holds: Mapping[Audience, int]) -> dict[Audience, set[SeriesName]]:
+        """Return what each audience has been shown as 0 for its hold, in milliseconds."""
+        return {
+            audience: {name for name, since in list(held.items()) if since + holds[audience] <= now}
+            for audience, held in self.held.items()
+        }
 
-    def next_due(self, hold: int) -> int | None:
+    def next_due(self, holds: Mapping[Audience, int]) -> int | None:
         """Return when the next of them will have been, None if none has been shown as 0."""
-        first = min(list(self.held.values()), default=NEVER)
-        return None if first == NEVER else first + hold
-
-    def releases(self, names: Container[SeriesName], naming: Naming) -> list[Birth]:
-        """Return the rows to be stored when these series are not held any more."""
-        return [
-            Birth(key, born, True)
-            for key, born in self._born.items()
-            if name_of(key, naming) in names
+        firsts = [
+            since + holds[audience]
+            for audience, held in self.held.items()
+            for since in list(held.values())
+            if since != NEVER
         ]
+        return min(firsts, default=None)
+
+    def releases(self, names: Mapping[Audience, Set[SeriesName]], naming: Naming) -> list[Birth]:
+        """Return the rows to be stored when these series are not held any more."""
+        released = set().union(*names.values())
+        if not released:
+            return []
+        return [
+            Birth(key, born, self._shown(name, names))
+            for key, born in self._born.items()
+            if (name := name_of(key, naming)) in released
+        ]
+
+    def _shown(self, name: SeriesName, released: Mapping[Audience, Set[SeriesName]]) -> Audience:
+        """Return who is shown the value of a series once these are not held any more."""
+        return together(
+            audience
+            for audience, held in self.held.items()
+            if name not in held or name in released.get(audience, ())
+        )
 
     def absorb(self, rows: Iterable[Birth], naming: Naming) -> None:
         """Take over what has been stored."""
@@ -103,10 +131,11 @@ class Births:
             self._born[key] = time
             name = name_of(key, naming)
             self.starts[name] = min(time, self.starts.get(name, NEVER))
-            if shown:
-                self.held.pop(name, None)
-            else:
-                self.held.setdefault(name, NEVER)
+            for audience, held in self.held.items():
+                if audience in shown:
+                    held.pop(name, None)
+                else:
+                    held.setdefault(name, NEVER)
 
 
 def name_of(key: SeriesKey, naming: Naming) -> SeriesName:

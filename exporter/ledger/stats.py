@@ -34,6 +34,8 @@ class Stats:
         self.watcher_restarts = 0
         self.ledger_writable = True
         self.ledger_errors = 0
+        self.otlp_exports = 0
+        self.otlp_export_failures = 0
         self.lag_buckets = [0] * (len(LAG_EDGES) + 1)
         self.lag_sum = 0.0
 

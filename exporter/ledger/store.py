@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Set
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 from uuid import uuid4
 
+from .audience import EVERYBODY, NEVER, Attendance, Audience
 from .budgets import Period, Span
 from .counting import Counting
 from .cursors import store_cursors, stored_cursors, stored_roots
+from .deferred import Deferred, Work
 from .labels import DEFAULT_RULES, LabelRules
 from .lock import LedgerLock
 from .memory import Memory
+from .meta import get_meta, set_meta
 from .model import Batch, FileCursor, Turn
 from .names import Names
 from .pricing import PriceBook
-from .recovery import copy_of, make_copy, open_ledger
-from .schema import size_on_disk, translate, unusable
-from .series import NEVER, Birth
+from .pushed import Pushed
+from .recovery import Copying, open_ledger
+from .schema import size_on_disk, translate
+from .series import Birth
 from .spend import HOUR_MS
 from .totals import SeriesName, Snapshot, Spending
-from .writing import note_answer, write_sums
+from .writing import note_answer, stored_answers, write_sums
 
-_COPY_MS: Final = 86_400_000
-_COPY_RETRY_MS: Final = 3_600_000
+_HISTORY: Final = dict.fromkeys(Audience, NEVER)
+_NOTHING: Final[Mapping[Audience, Set[SeriesName]]] = {}
 
 _Result = TypeVar("_Result")
 
@@ -49,7 +54,7 @@ class Ledger:
         """Open or create the ledger; a damaged one is replaced by its copy.
 
         `hold` is for how many milliseconds a series that is born live is shown to scrapers as 0; 0
-        is never.
+        is never. A receiver of OTLP is shown it once.
 
         Raises LedgerError if it is in use, too new or cannot be made, and LedgerUnavailableError if
         that may pass.
@@ -59,20 +64,12 @@ class Ledger:
         self._clock = clock
         self._names: Names
         self._memory: Memory
-        self._hold = hold
-        self._copy_due = 0
-        self._scraped = 0
-        """When a scraper asked for the first time; 0 is never."""
-        self._answered = self._answer_stored = False
+        self._holds = {Audience.SCRAPERS: hold, Audience.RECEIVER: 0}
+        self._attendance: Attendance
+        self._deferred = Deferred()
         self._catching_up_from = 0
         """End of the run before, until all that was written meanwhile has been read; else 0."""
-        self._copied = -1
-        """Generation of the last copy; -1 is one from before the start."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = LedgerLock(path, address)
-        except OSError as error:
-            raise unusable(path, error) from None
+        self._lock = LedgerLock(path, address)
         try:
             self._db, replaced = open_ledger(path, clock())
             try:
@@ -88,6 +85,11 @@ class Ledger:
         """Close the file and give the lock back; it may be closed already."""
         self._db.close()
         self._lock.release()
+
+    @property
+    def id(self) -> str:
+        """What no other ledger is called."""
+        return self._id
 
     @property
     def created(self) -> int:
@@ -152,8 +154,7 @@ class Ledger:
                     "UPDATE root SET scanned = ? WHERE id = ? AND scanned IS NULL",
                     (self._clock(), self._names.root(root)),
                 )
-            self._set_meta("complete", 1)
-            self._set_meta("catching_up", 0)
+            set_meta(self._db, complete=1, catching_up=0)
 
         self._transaction(work)
         self._complete, self._catching_up, self._all_new = True, False, False
@@ -163,12 +164,7 @@ class Ledger:
 
         Raises LedgerUnavailableError if it cannot be written; it is tried again an hour later.
         """
-        now = self._clock()
-        if now < self._copy_due or self.generation == self._copied:
-            return
-        self._copy_due = now + _COPY_RETRY_MS
-        make_copy(self._db, self.path, now)
-        self._copy_due, self._copied = now + _COPY_MS, self.generation
+        self._copying.renew(self._db, self.generation, self._clock())
 
     def snapshot(self) -> Snapshot:
         """Return the totals of this moment by label."""
@@ -182,97 +178,107 @@ class Ledger:
         """Return what was spent in these periods and in the last hour, by event time."""
         return self._memory.spending(spans, self._clock())
 
-    def asked(self) -> None:
-        """Note that a scraper is asking: what is born from now on would be missed by it."""
-        self._scraped = self._scraped or self._clock()
+    def asked(self, audience: Audience) -> None:
+        """Note that somebody is asking: what is born from now on would be missed by them."""
+        self._attendance.ask(audience, self._clock())
 
-    def delivered(self, zeros: Container[SeriesName]) -> bool:
-        """Note that a scraper has its answer, and which series were 0 in it.
+    def delivered(self, audience: Audience, zeros: Container[SeriesName]) -> bool:
+        """Note that somebody who asked has the answer, and which series were 0 in it.
 
         Returns whether `tend` is due earlier than before. Any thread may call this and `asked`.
         """
-        first = not self._answered
-        self._answered = True
-        return self._memory.delivered(zeros, self._clock()) or first
+        first = self._attendance.answer(audience)
+        return self._memory.delivered(audience, zeros, self._clock()) or first
+
+    def defer(self, work: Work) -> Future[None]:
+        """Have work done by `tend`, which is due at once; any thread may call this."""
+        return self._deferred.add(work)
+
+    def pushed(self) -> Pushed:
+        """Return what a receiver of differences has; to be asked for before all recording."""
+        return Pushed(self._db, self.defer)
 
     def tend(self) -> int | None:
         """Store what deliveries have changed; return when to come back, None if nobody waits.
 
         Series that have been shown as 0 for long enough are marked as shown here, before any answer
-        holds their value. Raises like `record`; the time is in milliseconds since the epoch.
+        holds their value. Raises like `record`; the time is in milliseconds.
         """
         self._catching_up_from = 0
         births = self._memory.births
-        due = births.due(self._clock(), self._hold)
-        if due or (self._answered and not self._answer_stored):
-            self._transaction(lambda _: note_answer(self._db, self._scraped), released=due)
-            self._answer_stored = True
-        return births.next_due(self._hold)
+        due = births.due(self._clock(), self._holds)
+        answers = self._attendance.unstored()
+
+        def work(_: Counting) -> None:
+            for audience, time in answers.items():
+                note_answer(self._db, audience, time)
+            self._deferred.do(self._db)
+
+        if any(due.values()) or answers or self._deferred:
+            self._transaction(work, released=due)
+            self._attendance.stored(answers)
+            self._deferred.done()
+        return births.next_due(self._holds)
 
     def _load(self, rules: LabelRules, replaced: bool) -> None:
-        if self._meta("created") is None:
+        if get_meta(self._db, "created") is None:
             self._create(rules)
         self._names = Names(self._db, rules)
-        if self._meta("labels") != rules.fingerprint:
+        if get_meta(self._db, "labels") != rules.fingerprint:
             self._relabel(rules)
         if replaced:
             self._db.execute("BEGIN IMMEDIATE")
-            self._set_meta("created", self._clock())
-            self._set_meta("catching_up", 1)
+            set_meta(self._db, created=self._clock(), catching_up=1)
             self._db.execute("COMMIT")
-        self._complete = bool(self._meta("complete"))
-        self._catching_up = bool(self._meta("catching_up"))
+        self._complete = bool(get_meta(self._db, "complete"))
+        self._catching_up = bool(get_meta(self._db, "catching_up"))
         # During a first scan nearly everything is new, so nothing is looked up until that is wrong.
         self._all_new = not self._complete
-        self._created = int(self._meta("created"))
-        copy = copy_of(self.path)
-        made = copy.stat().st_mtime_ns // 10**6 if copy.exists() else None
-        # A new ledger has all its transcripts: its first copy can wait until the scan is over.
-        self._copy_due = made + _COPY_MS if made is not None else self._created + _COPY_RETRY_MS
-        self._scraped = int(self._meta("scraped") or 0)
-        self._answered = self._answer_stored = bool(self._scraped)
-        self._catching_up_from = int(self._meta("last_run") or 0)
+        self._id: str = get_meta(self._db, "id")
+        self._created: int = get_meta(self._db, "created")
+        self._copying = Copying(self.path, self._created)
+        unheld = set() if self._holds[Audience.SCRAPERS] else {Audience.SCRAPERS}
+        self._attendance = Attendance(stored_answers(self._db), unheld)
+        self._catching_up_from = get_meta(self._db, "last_run") or 0
         self._memory = Memory(self._db, self._names.naming(), self._clock())
-        if self._meta("prices") != self._book.fingerprint:
+        if get_meta(self._db, "prices") != self._book.fingerprint:
             self._transaction(self._reprice)
 
     def _create(self, rules: LabelRules) -> None:
         self._db.execute("BEGIN IMMEDIATE")
-        self._set_meta("id", str(uuid4()))
-        self._set_meta("created", self._clock())
-        self._set_meta("labels", rules.fingerprint)
-        self._set_meta("prices", self._book.fingerprint)
+        made = {"labels": rules.fingerprint, "prices": self._book.fingerprint}
+        set_meta(self._db, id=str(uuid4()), created=self._clock(), **made)
         self._db.execute("COMMIT")
 
     def _relabel(self, rules: LabelRules) -> None:
         """Let every series appear under its other labels at once: it is history, not spending."""
         self._db.execute("BEGIN IMMEDIATE")
         self._names.relabel()
-        self._db.execute("UPDATE series SET shown = 1 WHERE project != 0")
-        self._set_meta("labels", rules.fingerprint)
+        self._db.execute("UPDATE series SET shown = ? WHERE project != 0", (EVERYBODY,))
+        set_meta(self._db, labels=rules.fingerprint)
         self._db.execute("COMMIT")
 
     def _reprice(self, counting: Counting) -> None:
         counting.reprice(self._clock())
-        self._set_meta("prices", self._book.fingerprint)
+        set_meta(self._db, prices=self._book.fingerprint)
 
-    def _live_from(self, history: bool) -> int:
-        """Return the event time from which a turn is spending that scrapers must see happen.
+    def _live_from(self, history: bool) -> Mapping[Audience, int]:
+        """Return the event time from which a turn is spending that an audience must see happen.
 
         That is within the last hour, or since the run before while that is being caught up.
         """
-        if history or not (self._complete and self._scraped and self._hold):
-            return NEVER
+        if history or not self._complete:
+            return _HISTORY
         since = self._clock() - HOUR_MS
         if self._catching_up_from:
             since = min(since, self._catching_up_from - HOUR_MS)
-        return max(since, self._created)
+        return self._attendance.live_from(max(since, self._created))
 
     def _transaction(
         self,
         work: Callable[[Counting], _Result],
-        live_from: int = NEVER,
-        released: Container[SeriesName] = (),
+        live_from: Mapping[Audience, int] = _HISTORY,
+        released: Mapping[Audience, Set[SeriesName]] = _NOTHING,
     ) -> _Result:
         """Run work inside one transaction; memory follows only after it has been committed."""
         now = self._clock()
@@ -283,7 +289,7 @@ class Ledger:
                 result = work(counting)
                 births = self._save(counting, live_from, released)
                 # While a run before is being caught up, its end stays the one that counts.
-                self._set_meta("last_run", self._catching_up_from or now)
+                set_meta(self._db, last_run=self._catching_up_from or now)
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
@@ -298,23 +304,19 @@ class Ledger:
         return result
 
     def _save(
-        self, counting: Counting, live_from: int, released: Container[SeriesName]
+        self,
+        counting: Counting,
+        live_from: Mapping[Audience, int],
+        released: Mapping[Audience, Set[SeriesName]],
     ) -> list[Birth]:
         """Write the transaction's sums; return the series that are born, corrected or released."""
         naming = self._names.naming()
         write_sums(self._db, counting, self._memory.prices)
         known = self._memory.births
         births = known.plan(counting.born, naming, live_from, self._complete)
-        births += known.releases(released, naming) if released else []
+        births += known.releases(released, naming)
         self._db.executemany(
             "INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?, ?, ?)",
             [(*key, born, shown) for key, born, shown in births],
         )
         return births
-
-    def _meta(self, key: str) -> Any:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else None
-
-    def _set_meta(self, key: str, value: object) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))

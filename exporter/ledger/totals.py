@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from .audience import Audience
 from .budgets import SLOT_MS, Period
 from .model import PROMPT_EDGES, Rate, TokenUsage
 
@@ -146,8 +147,8 @@ class Snapshot(msgspec.Struct, frozen=True):
     prices: Mapping[str, Rate]
     unpriced_turns: Mapping[str, int]
     ledger_turns: int
-    held: frozenset[SeriesName] = frozenset()
-    """Series that scrapers are shown as 0."""
+    held: Mapping[Audience, frozenset[SeriesName]]
+    """Series that each audience is shown as 0."""
 
 
 class Spending(msgspec.Struct, frozen=True):

@@ -6,7 +6,12 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Final
 
+from .audience import Audience
 from .counting import Counting
+from .meta import get_meta
+
+_ANSWERED: Final = {Audience.SCRAPERS: "scraped", Audience.RECEIVER: "pushed"}
+"""Keys of the times at which those who were answered asked for the first time."""
 
 
 def write_sums(
@@ -33,12 +38,22 @@ def write_sums(
     )
 
 
-def note_answer(db: sqlite3.Connection, time: int) -> None:
-    """Note, once, when a scraper was first answered, and what there was to show to it."""
+def note_answer(db: sqlite3.Connection, audience: Audience, time: int) -> None:
+    """Note, once, when an audience that was answered had asked for the first time.
+
+    For scrapers also what there was to show to them, which is where the past ends.
+    """
     note = "INSERT OR IGNORE INTO meta"
-    db.execute(f"{note} VALUES ('scraped', ?)", (time,))
-    for table in ("session", "rate"):
-        db.execute(f"{note} SELECT 'scraped_{table}', coalesce(max(id), 0) FROM {table}")
+    db.execute(f"{note} VALUES (?, ?)", (_ANSWERED[audience], time))
+    if audience is Audience.SCRAPERS:
+        for table in ("session", "rate"):
+            db.execute(f"{note} SELECT 'scraped_{table}', coalesce(max(id), 0) FROM {table}")
+
+
+def stored_answers(db: sqlite3.Connection) -> dict[Audience, int]:
+    """Return what was noted: when those who were answered had asked for the first time."""
+    noted = {audience: get_meta(db, key) for audience, key in _ANSWERED.items()}
+    return {audience: time for audience, time in noted.items() if time}
 
 
 def _upsert(table: str, keys: str, sums: str) -> str:

@@ -15,7 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from ..ledger.reading import meta, open_for_reading
+from ..ledger.meta import get_meta
+from ..ledger.reading import open_for_reading
 from ..ledger.series import START_BEFORE_MS
 from .escaping import escaped, in_braces, label_part
 from .metric import Metric
@@ -96,7 +97,7 @@ def write_history(
     lies in the range or that runs into what has been scraped, and OSError.
     """
     with closing(open_for_reading(ledger)) as db:
-        if not meta(db, "complete") or meta(db, "catching_up"):
+        if not get_meta(db, "complete") or get_meta(db, "catching_up"):
             raise HistoryError(
                 f"the ledger {ledger} does not hold all transcripts yet; wait for the first scan"
                 " to end, or run `gemini-cli-exporter once`"

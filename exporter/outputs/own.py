@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Final
 
 from .. import __version__
+from ..ledger.audience import Audience
 from ..ledger.labels import clean_label
 from ..ledger.pricing import library_version
 from ..ledger.stats import LAG_EDGES
@@ -177,7 +178,21 @@ OWN: Final = (
         Type.GAUGE,
         "New series that scrapers are shown as 0 for now, so that they see the first value rise.",
         (),
-        _one(lambda view: len(view.snapshot.held)),
+        _one(lambda view: len(view.snapshot.held[Audience.SCRAPERS])),
+    ),
+    Metric(
+        "gemini_cli_exporter_otlp_exports",
+        Type.COUNTER,
+        "Requests by OTLP since the start, failed ones included.",
+        (),
+        _one(lambda view: view.stats.otlp_exports),
+    ),
+    Metric(
+        "gemini_cli_exporter_otlp_export_failures",
+        Type.COUNTER,
+        "Requests by OTLP that were not answered, or of which something was not taken.",
+        (),
+        _one(lambda view: view.stats.otlp_export_failures),
     ),
     Metric(
         "gemini_cli_exporter_label_overflow",

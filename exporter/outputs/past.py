@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from ..ledger.labels import label_and_owner
+from ..ledger.meta import get_meta
 from ..ledger.model import Role, Status
-from ..ledger.reading import meta
 
 FOREVER: Final = 1 << 62
 """A time, in milliseconds since the epoch, or an id that nothing reaches."""
@@ -134,7 +134,9 @@ class Past:
         """Copy what is needed from the ledger behind `db`, which stays open and in use."""
         self._db = db
         db.execute("BEGIN")
-        times_and_ids = (meta(db, key) for key in ("scraped", "scraped_session", "scraped_rate"))
+        times_and_ids = (
+            get_meta(db, key) for key in ("scraped", "scraped_session", "scraped_rate")
+        )
         scraped = _Scraped(*(FOREVER if value is None else value for value in times_and_ids))
         seen = _Scraped() if whole else scraped
         self.scraped = None if scraped.until == FOREVER else scraped.until

@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Final
 
+from ..ledger.audience import Audience
 from ..ledger.budgets import NO_BUDGETS, Budgets
 from ..ledger.labels import label_and_owner
 from ..ledger.series import START_BEFORE_MS
@@ -73,12 +74,12 @@ class Exposition:
         self._clock = clock
         self._budgets = budgets
 
-    def view(self, *, scraper: bool = False) -> View:
-        """Return what there is to show now; a scraper is shown 0 for series that are held."""
+    def view(self, audience: Audience | None = None) -> View:
+        """Return what there is to show now; an audience is shown 0 for what is held from it."""
         now = self._clock()
         snapshot = self._ledger.snapshot()
         spending = self._ledger.spending(self._budgets.calendar.spans(now))
-        held = snapshot.held if scraper else frozenset[SeriesName]()
+        held = snapshot.held[audience] if audience else frozenset[SeriesName]()
         return View(snapshot, spending, self._budgets, self._stats, self._ledger, now, held)
 
     def render(self, content_type: str = TEXT, view: View | None = None) -> bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.ledger.audience import EVERYBODY, Audience
 from exporter.ledger.budgets import Calendar
 from exporter.ledger.errors import LedgerError, LedgerUnavailableError
 from exporter.ledger.model import Batch, Project, Role, TokenUsage, Turn, message_key
@@ -196,7 +197,7 @@ def test_every_total_and_gauge_is_the_same_as_if_version_2_had_counted(
         assert migrated.spending(spans) == fresh.spending(spans)
         assert any(migrated.spending(spans).last_hour.values())
         assert migrated.starts() == fresh.starts()
-    assert version(old) == VERSION == 2
+    assert version(old) == VERSION == 3
 
 
 def test_what_was_spent_by_time_is_added_up_from_the_turns(
@@ -212,11 +213,12 @@ def test_what_was_spent_by_time_is_added_up_from_the_turns(
 def test_every_series_of_an_old_ledger_counts_as_shown(old: Path) -> None:
     """Scrapers have seen its values: back to 0 would be a reset."""
     with closing(Ledger(old, BOOK, Clock())) as ledger:
-        ledger.asked()
-        ledger.delivered(())
+        for audience in Audience:
+            ledger.asked(audience)
+            ledger.delivered(audience, ())
         ledger.tend()
-        assert ledger.snapshot().held == frozenset()
-    assert rows(old, "SELECT DISTINCT shown FROM series") == [(1,)]
+        assert not any(ledger.snapshot().held.values())
+    assert rows(old, "SELECT DISTINCT shown FROM series") == [(EVERYBODY,)]
     assert rows(old, "SELECT project, model FROM series WHERE family = 'unpriced'") == rows(
         old, "SELECT project, model FROM unpriced_total"
     )

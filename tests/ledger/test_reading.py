@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from exporter.ledger.errors import LedgerError
-from exporter.ledger.reading import meta, open_for_reading
+from exporter.ledger.meta import get_meta
+from exporter.ledger.reading import open_for_reading
 from exporter.ledger.schema import VERSION
 from tests.support import gemini, home
 
@@ -54,8 +55,8 @@ def test_nothing_in_the_ledger_can_be_changed(ledger: Path) -> None:
 
 def test_what_the_ledger_notes_about_itself_is_read_by_its_name(ledger: Path) -> None:
     with closing(open_for_reading(ledger)) as db:
-        assert meta(db, "complete") == 1
-        assert meta(db, "scraped") is None
+        assert get_meta(db, "complete") == 1
+        assert get_meta(db, "scraped") is None
 
 
 def _gone(path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_copy_that_cannot_be_written_is_said_and_tried_again_after_an_hour(
         attempts.append(scratch.clock.now)
         raise LedgerUnavailableError("disk full")
 
-    monkeypatch.setattr("exporter.ledger.store.make_copy", fail)
+    monkeypatch.setattr("exporter.ledger.recovery.make_copy", fail)
     scratch.clock.now += DAY
     scratch.write(gemini("g-4"))
     for _ in range(3):

@@ -24,6 +24,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from exporter.ledger.audience import Audience
 from exporter.ledger.labels import LabelRules, ProjectLabel
 from exporter.ledger.model import KINDS, TokenUsage
 from exporter.ledger.pricing import PriceBook, PriceOverride, PriceTier
@@ -267,6 +268,7 @@ def one_of_each(project: str, model: str, tool: str) -> Exposition:
         prices={},
         unpriced_turns={model: 1},
         ledger_turns=1,
+        held={audience: frozenset() for audience in Audience},
     )
     return Exposition(cast(Ledger, FixedLedger(snapshot)), Stats(0.0), lambda: 0)
 
