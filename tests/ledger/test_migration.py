@@ -323,3 +323,20 @@ def test_a_ledger_of_a_later_version_is_refused_and_left_alone(old: Path) -> Non
     with pytest.raises(LedgerError, match=f"schema {VERSION + 1}, this one knows {VERSION}"):
         Ledger(old, BOOK, Clock())
     assert content(old) == before
+
+
+def test_what_scrapers_have_not_seen_in_version_2_stays_held_from_them_only(old: Path) -> None:
+    """Nobody was pushed to then, so no receiver waits for a 0."""
+    Ledger(old, BOOK, Clock()).close()
+    with closing(connect(old)) as db:
+        db.execute("DROP TABLE pushed")
+        db.execute("UPDATE series SET shown = family != 'tool'")
+        db.execute("PRAGMA user_version = 2")
+        db.commit()
+    with closing(Ledger(old, BOOK, Clock())) as ledger:
+        held = ledger.snapshot().held
+        assert {family for family, *_ in held[Audience.SCRAPERS]} == {"tool"}
+        assert not held[Audience.RECEIVER]
+    assert version(old) == VERSION
+    found = rows(old, "SELECT DISTINCT family = 'tool', shown FROM series ORDER BY 1")
+    assert found == [(0, EVERYBODY), (1, Audience.RECEIVER)]

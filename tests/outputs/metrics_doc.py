@@ -9,7 +9,10 @@ from exporter.ledger.budgets import Period
 from exporter.ledger.labels import CAPS
 from exporter.ledger.model import KINDS
 from exporter.outputs.budget import BUDGET
+from exporter.outputs.catalog import CATALOG
+from exporter.outputs.genai import GENAI
 from exporter.outputs.metric import Metric, Type
+from exporter.outputs.otlp_names import attributed
 from exporter.outputs.own import OWN
 from exporter.outputs.usage import USAGE
 from exporter.transcripts.files import ERROR_REASONS
@@ -65,6 +68,24 @@ the label `le`), `_sum` and `_count`.
 """
 
 
+_OTLP: Final = """
+## Names in OTLP
+
+The same metrics, but for those of the process, as they are [pushed](otlp.md). Receivers that write
+to Prometheus make the names above of them again: dots become underscores, a unit that is more than
+a word in braces is added, and counters end in `_total`.
+
+| metric | in OTLP | unit |
+|---|---|---|"""
+
+_GENAI: Final = """
+With `--otlp.genai` also these counters by the semantic conventions for generative AI, which are in
+development and may change:
+
+| in OTLP | unit | |
+|---|---|---|"""
+
+
 def render() -> str:
     """Return the page as Markdown."""
     return _INTRODUCTION + "\n".join(
@@ -90,9 +111,21 @@ def render() -> str:
                 " process. There is\n`gemini_cli_exporter_start_timestamp_seconds` instead.",
             ),
             *(_row((f"`{name}`", kind, "", text)) for name, kind, text in PROCESS),
+            *_otlp(),
             "",
         ]
     )
+
+
+def _otlp() -> Iterable[str]:
+    yield _OTLP
+    for metric in map(attributed, CATALOG):
+        unit = f"`{metric.unit}`" if metric.unit else ""
+        yield _row((f"`{shown_name(metric.metric)}`", f"`{metric.name}`", unit))
+    yield _GENAI
+    for metric in GENAI:
+        yield _row((f"`{metric.name}`", f"`{metric.unit}`", metric.metric.help))
+    yield f"\nTheir attributes are {_several((*GENAI[0].constant, *GENAI[0].keys))}."
 
 
 def shown_name(metric: Metric) -> str:
