@@ -172,12 +172,12 @@ class Pusher:
             return False
 
     def _tell(self, fault: str) -> None:
-        """Count a request, and log where it went otherwise than the one before."""
+        """Count a request, and log where failures begin and end."""
         self._stats.otlp_exports += 1
-        self._stats.otlp_export_failures += bool(fault)
-        if fault != self._fault:
-            if fault:
-                logger.error("cannot push", extra={"fields": {"error": fault}})
-            else:
-                logger.info("pushing again")
+        if fault:
+            self._stats.otlp_export_failures += 1
+            level = logging.DEBUG if self._fault else logging.ERROR
+            logger.log(level, "cannot push", extra={"fields": {"error": fault}})
+        elif self._fault:
+            logger.info("pushing again")
         self._fault = fault

@@ -76,7 +76,7 @@ class Verdict:
         if status >= 300:
             self.bad_data |= status == _BAD_DATA
             self.doubtful |= status >= _SERVER_ERROR
-            self.fault = f"the receiver answers with status {status}"
+            self.fault = f"HTTP status {status}"
         elif kind.startswith("text/html"):
             self.fault = "a web page answers, no receiver of OTLP: behind the login of a network?"
         elif kind.startswith("application/json"):
@@ -95,7 +95,7 @@ class Verdict:
         bad_data = code == "INVALID_ARGUMENT"
         self.bad_data |= bad_data
         self.doubtful |= not bad_data
-        self.fault = f"the receiver answers {code}: {details}"
+        self.fault = f"gRPC status {code}: {details}"
 
     def outcome(self, points: int, success: bool) -> Outcome:
         """Return what became of a request with so many points that the exporter calls a success."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from exporter.demo import Plan, chats
+from exporter.ledger.audience import Audience
 from exporter.ledger.budgets import Budgets, Calendar, Period
 from exporter.ledger.pricing import PriceBook
 from exporter.ledger.stats import Stats
@@ -66,11 +67,11 @@ class Machine:
             for at in range(start, end, SCRAPE):
                 for time in (at - SCRAPE // 2, at):
                     self._follow(collector, time * 1000)
-                ledger.asked()
-                view = exposition.view(scraper=True)
+                ledger.asked(Audience.SCRAPERS)
+                view = exposition.view(Audience.SCRAPERS)
                 scrape = exposition.render(view=view) + self._process(at - start)
                 yield self._stamped(scrape, at)
-                ledger.delivered(view.held)
+                ledger.delivered(Audience.SCRAPERS, view.held)
                 ledger.tend()
 
     def _clock(self) -> int:
