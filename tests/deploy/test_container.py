@@ -89,6 +89,8 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copy(PROJECT / name, source / target)
     step = every("RUN")[0].replace(PREFIX, shlex.quote(str(prefix)))
+    (workdir,) = every("WORKDIR")
+    step = step.replace(f"file://{workdir}", source.as_uri())
     here = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     # Its own cache is no part of an image, but here it spares downloads.
     printed("sh", "-c", step.replace("--no-cache-dir", ""), cwd=source, environ={"PATH": here})
@@ -130,6 +132,11 @@ def checked(prefix: Path, port: str) -> int:
     assert command[0] == "python"
     command = [str(prefix / "bin" / "python"), *command[1:-1], command[-1].replace(PORT, port)]
     return subprocess.run(command, stderr=subprocess.DEVNULL, timeout=30, check=False).returncode
+
+
+def test_the_built_program_can_push(prefix: Path) -> None:
+    code = "import exporter.outputs.push, exporter.outputs.sender_grpc"
+    printed(prefix / "bin" / "python", "-c", code, cwd=prefix)
 
 
 def test_the_built_program_tells_its_version(prefix: Path) -> None:
