@@ -58,7 +58,8 @@ class Deltas:
                 known[series] = totals
             elif totals != last:
                 before[series], after[series] = last, totals
-        since = view.now if pushed.since is None else min(pushed.since, view.now)
+        started = round(1000 * view.stats.started)
+        since = min(started if pushed.since is None else pushed.since, view.now)
         self.held = view.held
         self._stored = pushed.stage(Pending(since, view.now, before, after), known)
         return self._stored

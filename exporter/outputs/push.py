@@ -72,6 +72,7 @@ class Pusher:
         self._resource = resource(ledger.id)
         self._deltas = Deltas(ledger.pushed(), self._metrics) if delta else None
         self._fault = ""
+        self._time = 0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otlp", daemon=True)
 
@@ -101,6 +102,9 @@ class Pusher:
         ledger = self._ledger
         ledger.asked(Audience.RECEIVER)
         view = self._view(Audience.RECEIVER)
+        # Two values of one series never have the same time, nor is it set back with the clock.
+        self._time = max(view.now, self._time + 1)
+        view = view._replace(now=self._time)
         if self._deltas is None:
             held, data = view.held, self._cumulative(view)
         else:
@@ -168,7 +172,7 @@ class Pusher:
         except Exception as error:
             # What the libraries make of odd headers and addresses; their texts may hold secrets.
             logger.debug("a push has failed", exc_info=True)
-            self._tell(f"unexpected {type(error).__name__}")
+            self._tell(f"unexpected {type(error).__name__}: see the log at --log.level debug")
             return False
 
     def _tell(self, fault: str) -> None:

@@ -441,6 +441,16 @@ def test_no_difference_is_sent_that_the_ledger_does_not_hold(
     assert turns(by_series(delta.mailbox.sent[-1]), "fresh") == 1
 
 
+def test_times_go_on_while_the_clock_is_set_back(either: Pushing) -> None:
+    before = either.mailbox.sent[-1][0].time
+    either.clock.now -= 3 * HOUR
+    work(either)
+    first, second = either.push(), either.push()
+    adding = [[p for p in points.values() if p.kind != "gauge"] for points in (first, second)]
+    assert {p.time for p in adding[0]} == {before + 10**6}
+    assert {p.time for p in adding[1]} <= {before + 2 * 10**6}
+
+
 def test_a_fault_is_told_once_and_so_is_its_end(
     cumulative: Pushing, caplog: pytest.LogCaptureFixture
 ) -> None:
