@@ -82,6 +82,8 @@ examples:
       serve the usage recorded in ~/.gemini on http://127.0.0.1:9742/metrics
   gemini-cli-exporter once | grep cost_usd
       what was spent, on the terminal
+  gemini-cli-exporter --no-web --otlp.endpoint http://localhost:4318
+      push to an OpenTelemetry Collector instead of being scraped
   gemini-cli-exporter --config.file /etc/gemini-cli-exporter.yml
       as a service, with own prices
 """

@@ -151,10 +151,11 @@ def _unpriced() -> Panel:
 def _faults() -> Panel:
     return bars(
         "Faults",
-        "Failed writes of the ledger, restarts of a dead file watcher, and names beyond the cap of "
-        f"their label, which are counted as other. {GROWN}",
+        "Failed writes of the ledger, failed pushes by OTLP, restarts of a dead file watcher, and "
+        f"names beyond the cap of their label, which are counted as other. {GROWN}",
         COUNT,
         Query(total(_own("ledger_errors_total")), "ledger errors", Form.AT_END),
+        Query(total(_own("otlp_export_failures_total")), "failed pushes", Form.AT_END),
         Query(total(_own("watcher_restarts_total")), "watcher restarts", Form.AT_END),
         Query(total(_own("label_overflow_total"), "label"), "overflow {{label}}", Form.AT_END),
         limits=ANY_IS_BAD,
