@@ -31,7 +31,8 @@ usage: gemini-cli-exporter [command] [options]
 
 Counts what Gemini CLI used and what it cost: tails the transcripts it leaves on
 disk, keeps each recorded turn exactly once in a ledger, and serves tokens and
-US dollars to Prometheus. Prompts and replies are never kept.
+US dollars to Prometheus, or pushes them by OTLP. Prompts and replies are never
+kept.
 
 commands:
   serve   follow the transcripts and answer scrapes on /metrics (the default)

@@ -261,7 +261,7 @@ def test_the_commands_that_help_shows_can_be_used(help_text: str) -> None:
     shown = re.findall(
         r"^  gemini-cli-exporter ?(.*)$", help_text.partition("examples:")[2], re.MULTILINE
     )
-    assert len(shown) == 3
+    assert len(shown) == 4
     for line in shown:
         argv = line.partition(" |")[0].replace("--config.file /etc/gemini-cli-exporter.yml", "")
         load(argv.split(), {}, "linux")
