@@ -48,11 +48,8 @@ class Deltas:
         after: Confirmed = {}
         for series, totals, counts_from_zero in self._totals(view):
             last = pushed.confirmed.get(series)
-            if last is None and not counts_from_zero:
-                known[series] = totals
-                continue
             if last is None:
-                last = (0,) * len(totals)
+                last = known[series] = (0,) * len(totals) if counts_from_zero else totals
             if len(last) != len(totals) or any(map(lt, totals, last)):
                 # Other buckets after an upgrade, or an older ledger in the place of a damaged one.
                 known[series] = totals

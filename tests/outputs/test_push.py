@@ -40,18 +40,21 @@ _numbers = itertools.count()
 
 
 def work(pushing: Pushing, project: str = "shop", ago: int = 0, turns: int = 1) -> None:
-    """Count turns that happened `ago` milliseconds before now, each with a tool call."""
+    """Count turns that happened `ago` milliseconds before now, each with a tool call.
+
+    Some think and some do not; some of the calls fail: there are counters that begin with 0.
+    """
     batch = Batch()
     for _ in range(turns):
         number = next(_numbers)
         message, model = message_key(f"m-{number}"), MODELS[number % 3]
         place, time = Project(project, f"/home/ana/{project}"), pushing.clock.now - ago
-        usage = TokenUsage(1_000 * number, 10, number, 3, 1)
+        usage = TokenUsage(1_000 * number, 10, number, number % 4, 1)
         session = f"s-{project}"
         batch.turns.append(Turn(message, session, Role.MAIN, place, model, time, usage))
         call = call_key(f"c-{number}")
-        failed = ToolCall(message, call, "read_file", Status.ERROR, place, model, time)
-        batch.calls.append(failed)
+        status = Status.SUCCESS if number % 4 else Status.ERROR
+        batch.calls.append(ToolCall(message, call, "read_file", status, place, model, time))
     pushing.ledger.record(batch)
 
 
@@ -148,6 +151,16 @@ def test_a_difference_covers_the_time_since_the_one_before(delta: Pushing) -> No
     counters = [[p for p in points.values() if p.kind != "gauge"] for points in (one, two)]
     assert {(p.start, p.temporality) for p in counters[0]} == {(began, "delta")}
     assert {p.time for p in counters[0]} == {p.start for p in counters[1]}
+
+
+def test_what_begins_with_0_is_told_when_it_grows(delta: Pushing) -> None:
+    """A model that has not thought yet, a tool that has not failed yet."""
+    work(delta, "fresh", turns=3)
+    names = {(name, key) for name, key in delta.push() if "fresh" in dict(key).values()}
+    work(delta, "fresh", turns=12)
+    later = delta.push()
+    new = {(name, key) for name, key in later if "fresh" in dict(key).values()} - names
+    assert {"gemini_cli.tokens", "gemini_cli.tool_errors"} <= {name for name, _ in new}
 
 
 @pytest.mark.parametrize("restart", [False, True], ids=["running", "restarted"])
