@@ -20,11 +20,18 @@ POLL = 0.05
 """Seconds between two looks whether it has."""
 
 
+def free_address() -> str:
+    """Return host and port, on loopback, at which nobody listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 class Daemon(ABC):
     """One process of it, as a context manager: ready once entered, gone after.
 
     `config` is what its configuration file says; its data is kept in `folder`, and is taken up
-    again if it is there already.
+    again if it is there already. One that is started again has the address that it had.
     """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
@@ -56,9 +63,7 @@ class Daemon(ABC):
 
         Raises AssertionError with its log if it ends or is not ready in time.
         """
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.address = self.address or free_address()
         config = self._folder / "config.yml"
         config.write_text(json.dumps(self._config))  # JSON is YAML
         with (self._folder / "log").open("wb") as log:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import socket
+import ssl
 import sys
 import threading
 import zlib
@@ -17,9 +18,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 
 import grpc
+import trustme
 from google.protobuf.message import DecodeError
 
-from tests.daemon import PATIENCE, POLL
+from tests.daemon import PATIENCE
 from tests.otlp_answers import OK, Answer, fail, refuse
 from tests.otlp_points import Point, Series, decoded
 
@@ -34,6 +36,8 @@ _DECODERS: Final[Mapping[str, Callable[[bytes], bytes]]] = {
     "deflate": zlib.decompress,
 }
 _THREADS: Final = 8
+_END_POLL: Final = 0.005
+"""Seconds between two looks whether to end; many tests start a receiver each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +59,14 @@ class Inbox(ABC):
     """One that receives, as a context manager.
 
     Before and after it is a dead one: nobody listens at its address, at which it starts again.
+    With a certificate it speaks TLS, and with an authority of clients it wants one of theirs.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, certificate: trustme.LeafCert | None = None, clients: trustme.CA | None = None
+    ) -> None:
+        self._certificate = certificate
+        self._clients = clients
         self._changed = threading.Condition()
         self._requests: list[Request] = []
         self._points: list[Point] = []
@@ -74,7 +83,7 @@ class Inbox(ABC):
     @property
     def url(self) -> str:
         """Where it answers, without a slash at the end."""
-        return f"http://{self.address}"
+        return f"http{'s' if self._certificate else ''}://{self.address}"
 
     def __enter__(self) -> Self:
         self.start()
@@ -179,7 +188,17 @@ class Sink(Inbox):
 
     def _listen(self) -> int:
         self._server = _Server(self, self._port)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL,))
+        if self._certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._certificate.configure_cert(context)
+            if self._clients is not None:
+                self._clients.configure_trust(context)
+                context.verify_mode = ssl.CERT_REQUIRED
+            # The thread that serves a client shakes hands with it, not the one that accepts.
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_END_POLL,))
         self._thread.start()
         return self._server.server_port
 
@@ -207,8 +226,8 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that does not wait for its answer."""
-        if not isinstance(sys.exception(), ConnectionError):
+        """Say nothing of a client that does not wait for its answer, or trusts nobody."""
+        if not isinstance(sys.exception(), ConnectionError | ssl.SSLError):
             super().handle_error(request, client_address)
 
     def hang_up(self) -> None:
@@ -286,9 +305,21 @@ class GrpcSink(Inbox):
         export = grpc.unary_unary_rpc_method_handler(self._export)
         service = grpc.method_handlers_generic_handler(_SERVICE, {"Export": export})
         self._server.add_generic_rpc_handlers((service,))
-        port = self._server.add_insecure_port(self.address)
+        if self._certificate is None:
+            port = self._server.add_insecure_port(self.address)
+        else:
+            port = self._server.add_secure_port(self.address, self._credentials(self._certificate))
         self._server.start()
         return port
+
+    def _credentials(self, certificate: trustme.LeafCert) -> grpc.ServerCredentials:
+        chain = b"".join(pem.bytes() for pem in certificate.cert_chain_pems)
+        clients = self._clients
+        return grpc.ssl_server_credentials(
+            [(certificate.private_key_pem.bytes(), chain)],
+            clients.cert_pem.bytes() if clients else None,
+            clients is not None,
+        )
 
     def _close(self) -> None:
         self._server.stop(None).wait()

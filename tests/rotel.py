@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.daemon import PATIENCE, Daemon
+from tests.daemon import PATIENCE, Daemon, free_address
 from tests.otlp_sink import Sink
 
 
@@ -51,9 +50,7 @@ class Rotel(Daemon):
 
     def start(self) -> None:
         """Start it as any daemon is, with a second address."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.grpc_address = f"127.0.0.1:{free.getsockname()[1]}"
+        self.grpc_address = self.grpc_address or free_address()
         super().start()
 
     def _command(self, config: Path) -> Sequence[str | Path]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 _METRICS: Final = "OTEL_EXPORTER_OTLP_METRICS_"
 _ALL: Final = "OTEL_EXPORTER_OTLP_"
 _PATH: Final = "/v1/metrics"
 _LONGEST_MS: Final = 86_400_000
+_HEADER: Final = re.compile(r'[A-Za-z0-9._-]+ *=[^",;\\]*')
+"""A header that the exporters can send. They log one that they cannot, and all of it."""
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
@@ -98,7 +101,7 @@ def endpoint_url(text: str) -> str:
         raise ValueError("holds a user or password: write them as OTEL_EXPORTER_OTLP_HEADERS")
     if url.query or url.fragment or not text.isprintable() or " " in text:
         raise ValueError("must end with the path: no ?, no # and no spaces")
-    return text
+    return url.geturl()
 
 
 def _url(variables: _Variables, protocol: Protocol, endpoint: str | None) -> str:
@@ -164,5 +167,9 @@ class _Variables:
         """Raise ReceiverError, without what they hold, where headers are not NAME=VALUE,..."""
         name, text = self.found("HEADERS")
         for header in filter(None, map(str.strip, text.split(","))):
-            if not header.partition("=")[0].strip() or "=" not in header:
-                raise ReceiverError(f"{name}: must be NAME=VALUE, several with commas between")
+            said = unquote(header)
+            if not (_HEADER.fullmatch(header) and said.isascii() and said.isprintable()):
+                raise ReceiverError(
+                    f"{name}: must be NAME=VALUE, several with commas between;"
+                    " other commas, quotes, semicolons and backslashes as %2C, %22, %3B and %5C"
+                )

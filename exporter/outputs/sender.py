@@ -34,6 +34,8 @@ _MOST_POINTS: Final = 10_000
 """Data points of one request: gRPC receivers take 4 MiB by default."""
 _MOST_ANSWER: Final = 65_536
 """Bytes of an answer that are looked at."""
+_LONGEST_FAULT: Final = 500
+"""Characters of what is told of a fault, which may be the receiver's own words."""
 _BAD_DATA: Final = 400
 _SERVER_ERROR: Final = 500
 
@@ -110,7 +112,7 @@ class Verdict:
         try:
             partial = json.loads(body or b"{}")["partialSuccess"]
             self._take(int(partial["rejectedDataPoints"]), str(partial.get("errorMessage", "")))
-        except (ValueError, LookupError, TypeError):
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return  # receivers say all kinds of things in JSON when they have taken a request
 
     def _take(self, rejected: int, message: str) -> None:
@@ -128,7 +130,8 @@ class Sender:
         make = _grpc if receiver.protocol is Protocol.GRPC else _http
         self._exporter = make(receiver, lambda: self._verdict)
         # What they say is said here, once; their own words have no limit and may hold headers.
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        for library in ("opentelemetry.exporter", "grpc"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
 
     def send(self, data: MetricsData, points: int) -> tuple[Outcome, str]:
         """Send, for as long as the receiver's timeout; return the outcome and what went wrong."""
@@ -136,7 +139,8 @@ class Sender:
         result = self._exporter.export(data)
         success = result is MetricExportResult.SUCCESS
         outcome = verdict.outcome(points, success)
-        return outcome, verdict.fault or ("" if success else "no answer in time")
+        fault = verdict.fault[:_LONGEST_FAULT] or ("" if success else "no answer in time")
+        return outcome, fault
 
     def close(self) -> None:
         """End the connections, and what waits to be tried again."""
@@ -154,6 +158,15 @@ class _Session(requests.Session):
         # What is packed may become large.
         self.headers["Accept-Encoding"] = "identity"
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=()))
+
+    def merge_environment_settings(
+        self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+    ) -> Any:
+        """Add what the environment says, but let no REQUESTS_CA_BUNDLE win over what was set."""
+        return super().merge_environment_settings(url, proxies, stream, self.verify, cert)
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """Find none: even where none is followed, all of such an answer would be unpacked."""
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         ends = monotonic() + (options.get("timeout") or 0)

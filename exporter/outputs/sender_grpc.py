@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.environment_variables import (
+    OTEL_EXPORTER_OTLP_METRICS_TIMEOUT as _TIMEOUT,
+)
 
 from .receiver import Compression, Receiver
 
@@ -24,6 +28,9 @@ class GrpcSender(OTLPMetricExporter):
 
     def __init__(self, receiver: Receiver, verdict: Callable[[], Verdict], most: int) -> None:
         self._verdict = verdict
+        if not os.environ.get(_TIMEOUT, "").strip():
+            # The exporter makes a number of it even if it is empty, which means not set.
+            os.environ.pop(_TIMEOUT, None)
         insecure = receiver.endpoint.startswith("http://")
         super().__init__(
             receiver.endpoint,
