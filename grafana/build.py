@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from . import health, overview, project
+from . import fleet, health, overview, project
 from .frame import render
 
 FOLDER: Final = Path(__file__).parent / "dashboards"
@@ -14,7 +14,7 @@ FOLDER: Final = Path(__file__).parent / "dashboards"
 
 def build() -> dict[str, str]:
     """Return the content of each file by its name."""
-    names = {"overview": overview, "project": project, "health": health}
+    names = {"overview": overview, "project": project, "health": health, "fleet": fleet}
     return {f"{name}.json": render(module.page()) for name, module in names.items()}
 
 

@@ -7,7 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DashboardLink, Row
+from grafana_foundation_sdk.builders.dashboard import (
+    Dashboard,
+    DashboardLink,
+    QueryVariable,
+    Row,
+)
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DashboardLinkType
 
@@ -20,13 +25,17 @@ TAG: Final = "gemini-cli-mixin"
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A dashboard: its address, its title, what it is for, and its panels under row titles."""
+    """A dashboard: its address, its title, what it is for, and its panels under row titles.
+
+    `more` are choices of its own, after those that all dashboards share.
+    """
 
     uid: str
     title: str
     about: str
     rows: Mapping[str, Sequence[Panel]]
     hide_usage: bool = False
+    more: Sequence[QueryVariable] = ()
 
 
 def render(page: Page) -> str:
@@ -44,7 +53,7 @@ def render(page: Page) -> str:
         .link(_links())
         .with_variable(data_source())
     )
-    for variable in choices(page.hide_usage):
+    for variable in (*choices(page.hide_usage), *page.more):
         dashboard.with_variable(variable)
     for title, panels in page.rows.items():
         dashboard.with_row(Row(title))

@@ -104,7 +104,7 @@ def _projects() -> Panel:
             Column("Today", USD, spent("day", "project")),
             Column("This week", USD, spent("week", "project")),
             Column("This month", USD, spent("month", "project")),
-            Column("Monthly budget", RATIO, budget, BUDGET),
+            Column("Budget used", RATIO, budget, BUDGET),
         ],
         sort="This month",
         link=("Project", _PROJECT),

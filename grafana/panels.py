@@ -57,6 +57,8 @@ BYTES: Final = "bytes"
 
 _GREEN, _ORANGE, _RED, _PLAIN = "green", "orange", "red", "text"
 _REFS = "ABCDEFGHIJ"
+_LABEL_WIDTH, _VALUE_WIDTH = 210, 80
+"""Pixels of a table's column: of a label always, of a value at least; Grafana gives it 150."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,7 @@ def rows(
     """
     queries = [Query(column.expr, "", Form.CELLS) for column in columns]
     panel = _start(table.Panel(), title, about, COUNT, queries)
-    panel.filterable(False).thresholds(_thresholds(None))
+    panel.filterable(False).thresholds(_thresholds(None)).min_width(_VALUE_WIDTH)
     panel.color_scheme(FieldColor().mode(FieldColorModeId.THRESHOLDS))
     # A single frame keeps the name "Value"; from several, the merge makes one column a query.
     values = [f"Value #{ref}" for ref in _REFS] if len(columns) > 1 else ["Value"]
@@ -201,7 +203,8 @@ def rows(
         )
     )
     for label_title in labels.values():
-        panel.override_by_name(label_title, [DynamicConfigValue(id_val="custom.width", value=190)])
+        width = DynamicConfigValue(id_val="custom.width", value=_LABEL_WIDTH)
+        panel.override_by_name(label_title, [width])
     for column in columns:
         properties = [DynamicConfigValue(id_val="unit", value=column.unit)]
         decimals = _decimals(column.unit, column.decimals)

@@ -136,8 +136,8 @@ def models() -> Panel:
     return rows(
         "Models",
         f"Cost, turns, cost per turn, tokens and cache hit ratio of each model. {GROWN} Costs are "
-        "estimates at published prices. Unpriced tokens had no price when they were counted: "
-        "where there are any, the cost is too low.",
+        "estimates at published prices. Unpriced are tokens that had no price when they were "
+        "counted: where there are any, the cost is too low.",
         {"model": "Model"},
         [
             Column("Cost", USD, total(cost, "model")),
@@ -145,7 +145,7 @@ def models() -> Panel:
             Column("Per turn", USD, ratio(total(cost, "model"), total(turns, "model")), decimals=4),
             Column("Tokens", COUNT, total(usage("gemini_cli_tokens_total"), "model")),
             Column("Cache hits", RATIO, cache_hits("model")),
-            Column("Unpriced tokens", COUNT, total(unpriced, "model"), ANY_IS_WORTH_A_LOOK),
+            Column("Unpriced", COUNT, total(unpriced, "model"), ANY_IS_WORTH_A_LOOK),
         ],
         sort="Cost",
         span=14,

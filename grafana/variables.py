@@ -35,14 +35,15 @@ def choices(hide_usage: bool = False) -> Iterator[QueryVariable]:
     instances = f'{info}{{job=~"$job"}}'
     projects = exporter("gemini_cli_turns_total")
     models = f'{projects[:-1]},project=~"$project"}}'
-    yield _choice("job", "Job", info)
-    yield _choice("instance", "Instance", instances)
+    yield choice("job", "Job", info)
+    yield choice("instance", "Instance", instances)
     # Where the exporter is set to leave the label out, `.+` would match nothing at all.
-    yield _choice("project", "Project", projects).all_value(".*").hide(hide)
-    yield _choice("model", "Model", models).hide(hide)
+    yield choice("project", "Project", projects).all_value(".*").hide(hide)
+    yield choice("model", "Model", models).hide(hide)
 
 
-def _choice(name: str, label: str, series: str) -> QueryVariable:
+def choice(name: str, label: str, series: str) -> QueryVariable:
+    """Return the choice of the values that a label has in series, by a name and a title."""
     query = f"label_values({series}, {name})"
     return (
         QueryVariable(name)

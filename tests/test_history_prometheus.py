@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -21,6 +18,7 @@ from exporter.demo import Plan, write_home
 from exporter.ledger.model import KINDS, PICO
 from exporter.outputs.history import JOIN_MS
 from tests.daemon import PATIENCE
+from tests.past import take_in, write_history
 from tests.program import Program
 from tests.prometheus import Prometheus, needs_prometheus
 from tests.support import dumps, gemini, header
@@ -103,28 +101,6 @@ def noted(path: Path) -> int:
     raise AssertionError("no scrape was noted")
 
 
-def write(ledger: Path, text: Path, *labels: str) -> None:
-    """Write the history beside the exporter that is running."""
-    command = [sys.executable, "-m", "exporter", "history", "--ledger.path", str(ledger)]
-    command += [word for label in labels for word in ("--label", label)]
-    with text.open("wb") as out:
-        done = subprocess.run(
-            command, stdout=out, stderr=subprocess.PIPE, timeout=PATIENCE, check=False
-        )
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
-def take_in(text: Path, blocks: Path, data: Path) -> None:
-    """Make blocks of a history and move them to the others, as the page on history says."""
-    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(text), str(blocks)]
-    done = subprocess.run(
-        [*command, "--max-block-duration=54h"], capture_output=True, timeout=PATIENCE, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
-    for block in blocks.iterdir():
-        shutil.move(block, data / block.name)
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
     """A Prometheus that scraped the program for a while and then took in what was before."""
@@ -149,13 +125,13 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stored]:
                 prometheus.scraped()
             scraped = noted(ledger)
             text = folder / "history.om"
-            write(ledger, text, f"job={JOB}", f"instance={address}")
+            write_history(ledger, text, JOB, address)
             append(transcript, reply(4))
             program.metrics(lambda metrics: metrics.by_label(TURNS, "project").get("live") == 5)
             prometheus.scraped()
             settled = time.time_ns() // 10**6
             prometheus.stop()
-            take_in(text, folder / "blocks", folder / "prometheus" / "data")
+            take_in(text, folder / "prometheus" / "data")
             prometheus.start()
             yield Stored(
                 prometheus,

@@ -35,6 +35,9 @@ TARGET = {"job", "instance"}
 
 WINDOW = Window(0, 86_400)
 
+GAP = PADDING = 8
+"""Pixels that Grafana leaves between two panels, and inside of a panel's border."""
+
 
 def targets(model: Model) -> list[tuple[Any, Any]]:
     """Every target with its panel."""
@@ -252,6 +255,22 @@ def test_units_are_few_and_amounts_begin_at_0(dashboard: Model) -> None:
 def test_ratios_are_not_averages_of_ratios(dashboard: Model) -> None:
     for _, target in targets(dashboard):
         assert not re.search(r"\bavg(_over_time)?\b", target["expr"])
+
+
+def test_tables_need_no_scrolling_to_the_side(dashboard: Model) -> None:
+    """On a screen of 1600 pixels, of which Grafana's menu and margins may take 332."""
+    cell = (1600 - 332 - 23 * GAP) / 24
+    for panel in panels(dashboard):
+        if panel["type"] == "table":
+            columns = panel["transformations"][1]["options"]["renameByName"].values()
+            widths = dict.fromkeys(columns, panel["fieldConfig"]["defaults"]["custom"]["minWidth"])
+            for override in panel["fieldConfig"]["overrides"]:
+                for each in override["properties"]:
+                    if each["id"] == "custom.width":
+                        widths[override["matcher"]["options"]] = each["value"]
+            span = panel["gridPos"]["w"]
+            inside = span * cell + (span - 1) * GAP - 2 * (PADDING + 1)
+            assert sum(widths.values()) <= inside, panel["title"]
 
 
 def test_every_query_is_valid_promql(tmp_path: Path) -> None:
