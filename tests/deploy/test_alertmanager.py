@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.test_rules import ALERTS
+from tests.deploy import test_fleet, test_rules
 from tests.deploy.tools import DEPLOY, need, printed
 
+ALERTS = test_rules.ALERTS | test_fleet.ALERTS
 CONFIG = DEPLOY / "alertmanager" / "alertmanager.yaml"
 
 RECEIVERS = {
@@ -28,6 +29,11 @@ RECEIVERS = {
     "GeminiCliExporterNotScanning": "exporter",
     "GeminiCliExporterLedgerNotWritable": "exporter",
     "GeminiCliExporterDown": "exporter",
+    "GeminiCliBudgetOfTeamNearlyUsed": "money",
+    "GeminiCliBudgetOfTeamExceeded": "money",
+    "GeminiCliUnpricedModelInTeam": "money",
+    "GeminiCliExporterSilent": "exporter",
+    "GeminiCliExporterIdentityShared": "exporter",
 }
 
 
@@ -65,13 +71,16 @@ def test_every_receiver_is_a_webhook_on_this_machine_until_it_is_replaced() -> N
 
 
 def test_what_follows_from_another_alert_is_left_out() -> None:
-    (budget, ledger) = config()["inhibit_rules"]
+    (budget, team, ledger) = config()["inhibit_rules"]
     assert matched(budget["source_matchers"]) == {"GeminiCliBudgetExceeded"}
     assert matched(budget["target_matchers"]) == {
         "GeminiCliBudgetNearlyUsed",
         "GeminiCliBudgetForecastToExceed",
     }
     assert set(budget["equal"]) == {"job", "instance", "period", "project"}
+    assert matched(team["source_matchers"]) == {"GeminiCliBudgetOfTeamExceeded"}
+    assert matched(team["target_matchers"]) == {"GeminiCliBudgetOfTeamNearlyUsed"}
+    assert set(team["equal"]) == {"team", "period"}
     assert matched(ledger["source_matchers"]) == {"GeminiCliExporterLedgerNotWritable"}
     assert matched(ledger["target_matchers"]) == {
         "GeminiCliExporterBehind",
@@ -82,6 +91,7 @@ def test_what_follows_from_another_alert_is_left_out() -> None:
 
 def test_there_is_one_message_for_each_budget_and_one_for_all_that_have_a_trouble() -> None:
     money, exporter = config()["route"]["routes"]
-    assert set(money["group_by"]) == {"alertname", "job", "instance", "period", "project"}
+    budget = {"job", "instance", "period", "project", "team"}
+    assert set(money["group_by"]) == {"alertname", *budget}
     assert set(exporter["group_by"]) == {"alertname", "job"}
     assert json.dumps(config()).count("send_resolved") == 0  # A webhook hears of it by default.
