@@ -1,4 +1,4 @@
-"""The dashboards, rules and deployment files that come with the program."""
+"""The dashboards, rules, deployment files and documents that come with the program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Final
 
-_PARTS: Final = ("grafana/dashboards", "deploy")
+_PARTS: Final = ("grafana/dashboards", "deploy", "docs")
 
 
 class AssetsError(Exception):

@@ -42,7 +42,7 @@ commands:
           create-blocks-from openmetrics`
   check   say whether the configuration can be used
   assets DIR
-          write the bundled dashboards, alert rules and deployment files
+          write the bundled dashboards, rules, deployment files and documents
 
 options, before or after the command (a flag wins over its environment variable,
 the variable over the YAML file, the file over the default):

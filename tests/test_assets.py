@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,12 @@ from exporter.assets import AssetsError, write_assets
 PROJECT = Path(__file__).parents[1]
 
 
-def test_all_dashboards_and_deployment_files_are_written(tmp_path: Path) -> None:
+def test_dashboards_deployment_files_and_documents_are_written(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "assets"
     written = write_assets(folder)
     expected = {
         path.relative_to(PROJECT)
-        for part in ("grafana/dashboards", "deploy")
+        for part in ("grafana/dashboards", "deploy", "docs")
         for path in (PROJECT / part).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
@@ -25,6 +26,15 @@ def test_all_dashboards_and_deployment_files_are_written(tmp_path: Path) -> None
     assert all((folder / path).read_bytes() == (PROJECT / path).read_bytes() for path in expected)
     assert Path("grafana/dashboards/overview.json") in expected
     assert Path("deploy/compose.yaml") in expected
+    assert Path("docs/runbooks.md") in expected
+
+
+def test_links_between_the_written_files_lead_somewhere(tmp_path: Path) -> None:
+    pages = [path for path in write_assets(tmp_path) if path.suffix == ".md"]
+    assert len(pages) > 5
+    for page in pages:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
 def test_what_somebody_changed_is_not_overwritten(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ RECEIVERS = {
     "GeminiCliExporterBehind": "exporter",
     "GeminiCliExporterNotScanning": "exporter",
     "GeminiCliExporterLedgerNotWritable": "exporter",
+    "GeminiCliExporterPushFailing": "exporter",
     "GeminiCliExporterDown": "exporter",
     "GeminiCliBudgetOfTeamNearlyUsed": "money",
     "GeminiCliBudgetOfTeamExceeded": "money",
