@@ -33,8 +33,9 @@ run: $(VENV)/installed-run
 demo: $(VENV)/installed-run
 	@$(PY) -m exporter demo $(ARGS)
 
+# Much of the tests is waiting for processes. Those of one file share what they start.
 test: $(VENV)/installed-dev
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(PY) -m ruff check .
