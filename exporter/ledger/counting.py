@@ -14,6 +14,7 @@ from .pricing import PriceBook
 from .series import SeriesKey
 from .totals import Sums, bucket_of
 
+HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 86_400_000
 _VARIABLES: Final = 500
 """Values that one query looks for at a time."""
@@ -55,13 +56,11 @@ class Counting:
     are written together, which is several times faster than one by one.
     """
 
-    def __init__(
-        self, db: sqlite3.Connection, names: Names, book: PriceBook, recent_from: int
-    ) -> None:
-        """`recent_from` is the time from which spending is noted turn by turn."""
+    def __init__(self, db: sqlite3.Connection, names: Names, book: PriceBook, now: int) -> None:
+        """`now` is in milliseconds; the spending of the hour before it is noted turn by turn."""
         self.sums = Sums()
         self.recent: list[Spending] = []
-        """What turns cost since `recent_from`; negative where a cost is taken back."""
+        """What turns of the last hour cost; negative where a cost is taken back."""
         self.active: dict[int, tuple[int, int]] = {}
         """Project and time of the last turn, by session, of this transaction's turns."""
         self.new_sessions: list[int] = []
@@ -71,11 +70,14 @@ class Counting:
         self.last_turns: dict[int, int] = {}
         """Time of the last turn by project."""
         self.born: dict[SeriesKey, int] = {}
-        """Time of the earliest turn of each series that this transaction touched."""
+        """Time of the earliest turn of each series that this transaction touched.
+
+        It is never ahead: a point must not have a start that is later than its own time.
+        """
         self._db = db
         self._names = names
         self._book = book
-        self._recent_from = recent_from
+        self._now = now
         self._prompts: Counter[tuple[int, int]] = Counter()
         self._tools: dict[tuple[int, int, int], list[int]] = {}
         self._turns: dict[bytes, list[Any]] = {}
@@ -256,7 +258,7 @@ class Counting:
     def _spend(self, time: int, project: int, rate: int, usage: TokenUsage) -> None:
         if rate:
             self.sums.add_spend(time, project, rate, usage)
-            if time > self._recent_from:
+            if time > self._now - HOUR_MS:
                 self.recent.append((time, project, rate, usage))
 
     def _show_price(self, model: int, name: str, time: int) -> None:
@@ -268,5 +270,4 @@ class Counting:
 
     def _bear(self, family: str, time: int, project: int, model: int = 0, tool: int = 0) -> None:
         key = (family, project, model, tool)
-        if time < self.born.get(key, NEVER):
-            self.born[key] = time
+        self.born[key] = min(time, self._now, self.born.get(key, NEVER))

@@ -10,9 +10,9 @@ from typing import Final
 
 from .audience import NEVER, Audience
 from .budgets import Period, Span
-from .counting import Counting
+from .counting import HOUR_MS, Counting
 from .series import Birth, Births
-from .spend import HOUR_MS, Spend
+from .spend import Spend
 from .totals import (
     Activity,
     Naming,

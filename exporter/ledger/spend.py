@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from .budgets import SLOT_MS, Period, Span
-from .counting import Spending
+from .counting import HOUR_MS, Spending
 from .model import Rate, TokenUsage
 from .totals import SpendKey
 
-HOUR_MS: Final = 3_600_000
 _AHEAD_MS: Final = 5 * 60_000
 """A turn may be this far ahead of the clock; one beyond is from before the clock was set back."""
 _KEPT_MS: Final = 40 * 86_400_000

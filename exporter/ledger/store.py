@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from .audience import EVERYBODY, NEVER, Attendance, Audience
 from .budgets import Period, Span
-from .counting import Counting
+from .counting import HOUR_MS, Counting
 from .cursors import store_cursors, stored_cursors, stored_roots
 from .deferred import Deferred, Work
 from .labels import DEFAULT_RULES, LabelRules
@@ -25,7 +25,6 @@ from .pushed import Pushed
 from .recovery import Copying, open_ledger
 from .schema import size_on_disk, translate
 from .series import Birth
-from .spend import HOUR_MS
 from .totals import SeriesName, Snapshot, Spending
 from .writing import note_answer, stored_answers, write_sums
 
@@ -282,7 +281,7 @@ class Ledger:
     ) -> _Result:
         """Run work inside one transaction; memory follows only after it has been committed."""
         now = self._clock()
-        counting = Counting(self._db, self._names, self._book, now - HOUR_MS)
+        counting = Counting(self._db, self._names, self._book, now)
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:

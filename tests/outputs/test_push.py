@@ -139,6 +139,14 @@ def test_totals_go_on_after_a_restart_with_the_same_start(cumulative: Pushing) -
             assert after[key].time > point.time
 
 
+def test_no_start_is_later_than_its_point(either: Pushing) -> None:
+    """The clock of whoever writes the transcripts may be some minutes ahead."""
+    work(either, "fresh", ago=-HOUR // 12, turns=3)
+    told = [point for _ in range(2) for point in either.push().values() if point.kind != "gauge"]
+    assert "fresh" in repr(told)
+    assert all(point.start < point.time for point in told)
+
+
 def test_a_difference_covers_the_time_since_the_one_before(delta: Pushing) -> None:
     began = delta.mailbox.arrived[0][0].time
     work(delta, "fresh", turns=2)
