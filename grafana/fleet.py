@@ -242,22 +242,21 @@ def _exporters() -> Panel:
             Column("Turns", COUNT, f"max by ({_EACH}) ({turns})"),
         ],
         sort="Heard ago",
-        span=18,
+        span=24,
         height=10,
     )
     return _linked(panel, "Instance", "Show this exporter", _OVERVIEW)
 
 
 def _versions() -> Panel:
-    count = f"count by (version) ({_fleet(_INFO)})"
     return bars(
         "Versions",
         "Exporters that answer now by their version. Exact; one that is being updated is seen "
         "under both for five minutes.",
         COUNT,
-        Query(f"sort_desc({count})", "{{version}}", Form.AT_END),
-        span=6,
-        height=10,
+        Query(f"sort_desc(count by (version) ({_fleet(_INFO)}))", "{{version}}", Form.AT_END),
+        span=24,
+        height=5,
     )
 
 

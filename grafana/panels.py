@@ -12,6 +12,7 @@ from grafana_foundation_sdk.builders.common import (
     StackingConfig,
     TableSortByFieldState,
     VizLegendOptions,
+    VizTextDisplayOptions,
     VizTooltipOptions,
 )
 from grafana_foundation_sdk.builders.dashboard import FieldColor, ThresholdsConfig
@@ -134,6 +135,8 @@ def bars(
     panel.orientation(VizOrientation.HORIZONTAL).display_mode(BarGaugeDisplayMode.BASIC)
     panel.value_mode(BarGaugeValueMode.COLOR).name_placement(BarGaugeNamePlacement.LEFT)
     panel.sizing(BarGaugeSizing.AUTO).show_unfilled(True)
+    # By itself Grafana takes all the height there is, and cuts long names off where bars are few.
+    panel.text(VizTextDisplayOptions().title_size(11).value_size(18))
     if limits is None:
         panel.color_scheme(_palette())
     if most is not None:

@@ -33,7 +33,7 @@ def take_in(text: Path, data: Path) -> None:
         done = subprocess.run(
             [*command, blocks, "--max-block-duration=54h"],
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=10 * PATIENCE,
             check=False,
         )
         assert done.returncode == 0, done.stderr.decode()

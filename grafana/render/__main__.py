@@ -17,7 +17,8 @@ from grafana.asking import Dashboard, Window, ask, everything, panels
 from grafana.build import build
 from tests.prometheus import Prometheus
 
-from .history import SCRAPE, write_blocks
+from .fleet import laptops, record
+from .history import SCRAPE, machines, write_blocks
 
 HERE: Final = Path(__file__).parent
 SCREENSHOTS: Final = HERE.parent / "screenshots"
@@ -41,12 +42,15 @@ def main() -> None:
     window = Window(end - 86_400, end, points=600, scrape=SCRAPE)
     with tempfile.TemporaryDirectory() as folder:
         # A little more than what is shown, so that rates have something to begin with.
-        data = write_blocks(Path(folder), END, hours=25)
-        with Prometheus(data, {}) as prometheus:
-            for file, text in build().items():
-                model = json.loads(text)
+        here, hours = Path(folder), 25
+        team = write_blocks(here / "team", machines(here / "team", END), END, hours)
+        fleet = write_blocks(here / "fleet", laptops(here / "fleet", END), END, hours)
+        record(fleet, END, hours)
+        for file, text in build().items():
+            model = json.loads(text)
+            with Prometheus(fleet if file == "fleet.json" else team, {}) as prometheus:
                 job = _job(prometheus, model, window)
-                _shoot(file.removesuffix(".json"), model, job, Path(folder) / "chromium")
+            _shoot(file.removesuffix(".json"), model, job, here / "chromium")
 
 
 def _job(prometheus: Prometheus, model: Dashboard, window: Window) -> str:

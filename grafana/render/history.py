@@ -1,11 +1,11 @@
-"""Invented days of two machines, as Prometheus would have scraped their exporters."""
+"""Invented days of some machines, as Prometheus would have scraped their exporters."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -34,16 +34,22 @@ _SAMPLE: Final = re.compile(rb"(?m)^([a-z]\w*)(?:\{(.*)\})? (\S+)$")
 
 
 class Machine:
-    """One exporter with a clock of its own, and the user's home that it looks into."""
+    """One exporter with a clock of its own, and the user's home that it looks into.
 
-    def __init__(self, home: Path, instance: str, plan: Plan, budgets: Budgets) -> None:
+    Its series have `labels`. It is asleep for so many seconds before the end.
+    """
+
+    def __init__(
+        self, home: Path, labels: Mapping[str, str], plan: Plan, budgets: Budgets, asleep: int = 0
+    ) -> None:
         self._now = 0
         self._home, self._root = home, home / ".gemini"
         self._root.mkdir(parents=True)
         # A conversation's writes are in order already; those of several are woven by time.
         played = (write for chat in chats(plan) for write in chat.writes())
         self._writes = deque(sorted(played, key=lambda write: write.at))
-        self._labels = f'job="gemini-cli",instance="{instance}"'.encode()
+        self._labels = ",".join(f'{name}="{text}"' for name, text in labels.items()).encode()
+        self._asleep = asleep
         self._budgets = budgets
         self._live = 0
 
@@ -64,7 +70,7 @@ class Machine:
             parts.enter_context(closing(collector))
             exposition = Exposition(ledger, stats, self._clock, self._budgets, process=False)
             collector.scan()
-            for at in range(start, end, SCRAPE):
+            for at in range(start, end - self._asleep, SCRAPE):
                 for time in (at - SCRAPE // 2, at):
                     self._follow(collector, time * 1000)
                 ledger.asked(Audience.SCRAPERS)
@@ -125,8 +131,8 @@ def machines(folder: Path, end: datetime) -> list[Machine]:
     ana = Plan(late, projects=4, sessions=280, subagents=60, turns=10_000, days=20, seed=11)
     ben = Plan(late, projects=3, sessions=120, subagents=20, turns=4_000, days=20, seed=5)
     return [
-        Machine(folder / "ana", "ana-laptop:9742", ana, budgets),
-        Machine(folder / "ben", "ben-desk:9742", ben, budgets),
+        Machine(folder / "ana", {"job": "gemini-cli", "instance": "ana-laptop:9742"}, ana, budgets),
+        Machine(folder / "ben", {"job": "gemini-cli", "instance": "ben-desk:9742"}, ben, budgets),
     ]
 
 
@@ -135,7 +141,7 @@ def _budget(day: int, week: int, month: int) -> dict[Period, Decimal]:
     return {period: Decimal(amount) for period, amount in amounts}
 
 
-def write_blocks(folder: Path, end: datetime, hours: int) -> Path:
+def write_blocks(folder: Path, machines: Sequence[Machine], end: datetime, hours: int) -> Path:
     """Replay the last hours before `end` and return the folder of a Prometheus that saw them.
 
     Raises AssertionError if promtool cannot make blocks of them.
@@ -143,7 +149,7 @@ def write_blocks(folder: Path, end: datetime, hours: int) -> Path:
     stop = int(end.timestamp()) // SCRAPE * SCRAPE
     text, prometheus = folder / "history.txt", folder / "prometheus"
     with text.open("wb") as file:
-        for machine in machines(folder, end):
+        for machine in machines:
             file.writelines(machine.scrapes(stop - hours * 3600, stop + 1))
         file.write(b"# EOF\n")
     take_in(text, prometheus / "data")

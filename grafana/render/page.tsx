@@ -158,7 +158,7 @@ function Bars({ panel, width, height }: any) {
           field={{ ...config, min: 0, max }} alignmentFactors={alignmentFactors} display={(number: number) => (
             { ...value, numeric: number }
           )}
-          displayMode={panel.options.displayMode} valueDisplayMode={panel.options.valueMode}
+          text={panel.options.text} displayMode={panel.options.displayMode} valueDisplayMode={panel.options.valueMode}
           namePlacement={panel.options.namePlacement} showUnfilled={panel.options.showUnfilled} itemSpacing={8} />
       )} />
   );
