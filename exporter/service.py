@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -56,11 +57,7 @@ def serve(settings: Settings) -> int:
     sys.setswitchinterval(_SWITCH_SECONDS)
     spare_the_collector()
     stop, wake = threading.Event(), threading.Event()
-
-    def leave(*_: object) -> None:
-        stop.set()
-        wake.set()
-
+    leave = leaving(stop, wake)
     signal.signal(signal.SIGTERM, leave)
     signal.signal(signal.SIGINT, leave)
     stats = new_stats()
@@ -96,6 +93,24 @@ def serve(settings: Settings) -> int:
             logger.error("stopped; these turns are read again", extra={"fields": fields})
     logger.info("stopped")
     return 0
+
+
+def leaving(stop: threading.Event, wake: threading.Event) -> Callable[..., None]:
+    """Return a handler of signals that sets both.
+
+    A thread does that: the main thread, in which handlers run, may hold the lock of an event at
+    that moment, and would wait for itself.
+    """
+
+    def leave() -> None:
+        stop.set()
+        wake.set()
+
+    def handle(*_: object) -> None:
+        if not stop.is_set():
+            _thread.start_new_thread(leave, ())  # `threading` would take locks of its own
+
+    return handle
 
 
 def demo(settings: Settings) -> int:

@@ -11,6 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sysconfig
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -27,6 +28,7 @@ from exporter.answers import Answers
 from exporter.demo import Plan, Truth, write_home
 from exporter.outputs.prometheus import Exposition
 from exporter.outputs.web import WebServer, bind
+from exporter.service import leaving
 from exporter.transcripts.reader import Reader, Reading
 from tests.program import PATIENCE, Metrics, Program
 from tests.real import Expected, RealSet, ToolCount, Usage
@@ -237,6 +239,16 @@ def test_a_signal_ends_it_soon_and_well(
     assert program.log.splitlines()[-1].endswith("msg=stopped")
     assert "level=error" not in program.log
     assert "Traceback" not in program.log
+
+
+def test_a_signal_in_the_middle_of_the_wait_for_work_does_not_hang_it() -> None:
+    """The handler runs in the thread that clears the event, whose lock it may hold just then."""
+    stop, wake = threading.Event(), threading.Event()
+    handle = leaving(stop, wake)
+    with wake._cond:  # type: ignore[attr-defined]
+        handle(signal.SIGTERM, None)
+        assert stop.wait(PATIENCE)
+    assert wake.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
