@@ -17,6 +17,7 @@ from .parts import (
     opened_ledger,
     receiver_wanted,
     roots_of,
+    sender_of,
     web_config_of,
 )
 from .transcripts.collector import Collector, Progress
@@ -57,7 +58,8 @@ def history(settings: Settings, wanted: History) -> int:
 def check(settings: Settings) -> int:
     """Check what the settings refer to, as they are checked themselves already, and return 0."""
     web_config_of(settings)
-    receiver_wanted(settings)
+    if (receiver := receiver_wanted(settings)) is not None:
+        sender_of(receiver).close()
     print("the configuration can be used")
     return 0
 

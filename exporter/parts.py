@@ -26,6 +26,7 @@ from .values import LOCAL
 
 if TYPE_CHECKING:
     from .outputs.receiver import Receiver
+    from .outputs.sender import Sender
     from .outputs.web_config import WebConfig
     from .prices import ModelPrice, PriceAbove
     from .settings import Settings, Spendable
@@ -120,6 +121,17 @@ def receiver_wanted(settings: Settings) -> Receiver | None:
         return receiver_of(os.environ, settings.otlp.endpoint)
     except ReceiverError as error:
         raise ConfigError(str(error)) from None
+
+
+def sender_of(receiver: Receiver) -> Sender:
+    """Return what sends to a receiver; raises ConfigError without the libraries for that."""
+    try:
+        from .outputs.sender import Sender
+
+        return Sender(receiver)
+    except ModuleNotFoundError as error:
+        needs = "--otlp: install it with the libraries, as gemini-cli-exporter[otlp]"
+        raise ConfigError(f"{needs}: no module {error.name}") from None
 
 
 def _amounts(budget: Spendable) -> dict[Period, Decimal]:

@@ -25,9 +25,9 @@ from .parts import (
     opened_ledger,
     receiver_wanted,
     roots_of,
+    sender_of,
     web_config_of,
 )
-from .sources import ConfigError
 from .transcripts.collector import Collector
 from .transcripts.reader import spare_the_collector
 
@@ -155,14 +155,9 @@ def _pushed(
     wake: threading.Event,
 ) -> Iterator[None]:
     """Push metrics for as long as the block runs; raises ConfigError without the libraries."""
-    try:
-        from .outputs.push import Pusher
-        from .outputs.sender import Sender
+    sender = sender_of(receiver)
+    from .outputs.push import Pusher
 
-        sender = Sender(receiver)
-    except ModuleNotFoundError as error:
-        needs = "--otlp: needs pip install 'gemini-cli-exporter[otlp]'"
-        raise ConfigError(f"{needs}: no module {error.name}") from None
     pusher = Pusher(
         ledger,
         exposition.view,

@@ -28,6 +28,7 @@ _Result = TypeVar("_Result")
 _POLL = 0.01
 _ADDRESS = re.compile(r"url=(http://[^\s/]+)/metrics")
 _ENVIRONMENT = {name: text for name, text in os.environ.items() if not name.startswith("GEMINI_")}
+_ENVIRONMENT["PYTHONFAULTHANDLER"] = "1"
 _MEASURED = """
 import re, resource, sys
 from exporter.cli import main
@@ -165,7 +166,12 @@ class Program:
         if self._process is None:
             return 0
         self._process.send_signal(how)
-        return self._process.wait(PATIENCE)
+        try:
+            return self._process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGABRT)  # with it, Python says what its threads do
+            self._process.wait()
+            raise AssertionError(self.log) from None
 
 
 def _answer(url: str) -> Metrics | None:

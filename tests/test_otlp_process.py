@@ -249,17 +249,22 @@ def test_a_wrong_variable_is_named(tmp_path: Path, command: str, name: str, text
 
 
 @pytest.mark.parametrize(
-    ("library", "protocol"),
-    [("opentelemetry", "http/protobuf"), ("grpc", "grpc")],
+    ("library", "protocol", "command"),
+    [
+        ("opentelemetry", "http/protobuf", "serve"),
+        ("opentelemetry", "http/protobuf", "check"),
+        ("grpc", "grpc", "serve"),
+        ("grpc", "grpc", "check"),
+    ],
 )
 def test_without_the_libraries_it_says_how_to_get_them(
-    tmp_path: Path, library: str, protocol: str
+    tmp_path: Path, library: str, protocol: str, command: str
 ) -> None:
     blocker = tmp_path / "blocked" / f"{library}.py"
     blocker.parent.mkdir()
     blocker.write_text(f"raise ModuleNotFoundError('blocked', name={library!r})")
     environ = {"PYTHONPATH": str(blocker.parent), PROTOCOL: protocol}
-    assert refused(tmp_path, "--web.listen-address=127.0.0.1:0", "--otlp", **environ) == (
+    assert refused(tmp_path, command, "--web.listen-address=127.0.0.1:0", "--otlp", **environ) == (
         2,
-        f"--otlp: needs pip install 'gemini-cli-exporter[otlp]': no module {library}",
+        f"--otlp: install it with the libraries, as gemini-cli-exporter[otlp]: no module {library}",
     )
